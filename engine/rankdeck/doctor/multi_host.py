@@ -295,9 +295,7 @@ def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     ]
     apart_s = max(offsets.values()) - min(offsets.values())
     if apart_s <= _MAX_SKEW_S:
-        return make_row(
-            "clocks", Verdict.OK, phrase("Clocks: at most {s:.2f} s apart.", s=apart_s), *evidence
-        )
+        return make_row("clocks", Verdict.OK, phrase("They differ by {s:.2f} s.", s=apart_s), *evidence)
     finding = phrase(
         "Clocks are {s:.1f} s apart: a run's charts correct for this, but hosts' logs do not.", s=apart_s
     )

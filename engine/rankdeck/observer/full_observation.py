@@ -32,7 +32,7 @@ PART = "full"
 TRACKED_SOURCE = "measured in full observation"
 """Same text as in events.py; a test compares them."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Minimum numbers of steps after which two steps are tracked."""
+"""Step counts: once each is reached, two steps are tracked at the next opportunity."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 

@@ -1,7 +1,7 @@
 """Writes heartbeats of an observed rank into its slot of the page shared with its supervisor.
 
-The layout is that of base/heartbeat.py in rankdeck, and a test compares the two: beats alternate between two
-records, each with its sequence number at both ends.
+The layout is that of base/heartbeat.py in rankdeck; a test compares the two. A slot has two records, which
+are written in turn. Each record starts and ends with its sequence number.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from time import monotonic
 _BEAT = struct.Struct("<qqdd24sq")
 _SLOT_BYTES = 2 * _BEAT.size
 _pages: list[mmap.mmap] = []
-"""All mapped pages, kept forever: by the time one is closed, its descriptor's number may belong to the
-script."""
+"""All mapped pages, kept forever: closing one also closes its descriptor, whose number the script may be
+using by then."""
 
 
 class HeartbeatSlot:
-    """Slot `rank` of the page at `path`.
+    """Slot of rank `rank` in the page at `path`.
 
     Raises:
-        OSError, ValueError: the page does not exist, or has no such slot.
+        OSError, ValueError: the page does not exist, or has no slot for this rank.
     """
 
     def __init__(self, path: str, rank: int) -> None:
@@ -43,7 +43,7 @@ class HeartbeatSlot:
         self._step = 0
 
     def beat(self, step: int, phase: str) -> None:
-        """Report that `step` is in `phase` now."""
+        """Report that this process is now in `phase` of step `step`."""
         name = self._names.get(phase)
         if name is None:
             name = self._names[phase] = phase.encode()[:24].decode(errors="ignore").encode()

@@ -1,8 +1,8 @@
-"""Loads rankdeck's memory ledger into a user's process, without rankdeck and without side effects.
+"""Loads rankdeck's memory ledger into a user's process without importing rankdeck, and without side effects.
 
-The ledger's files need only the standard library and torch, and import each other relatively, so they load
-under a hand-made package. The script always gets an operation's own result or error: the ledger turns itself
-off at its first failure. Read full_observation.py first.
+The ledger's files need only the standard library and torch, and import each other relatively, so they can be
+loaded under a hand-made package. The script always gets an operation's own result or error: the ledger turns
+itself off at its first failure. Read full_observation.py first.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Owners:
 
 
 def watch_owners(ledger: Any, leader: Any, others: list[Any], models: list[Any]) -> None:
-    """Register the owners with the ledger."""
+    """Register the optimizers and models with the ledger as owners of tensors."""
     ledger.watch(_Owners(models, [leader, *others]), leader)
     for optimizer in others:
         if callable(getattr(optimizer, "register_step_pre_hook", None)):

@@ -1,9 +1,9 @@
 """Counts the samples of each step, and measures how long the step waited for its batches.
 
-A batch counts once the next backward has run, so that for loaders that prefetch only the batches trained on
-are counted. Each iterator has its own queue and contributes one batch to a backward. Validation does not
-count: batches fetched without gradients, and iterators that end, or are abandoned, after several batches
-without a backward.
+A batch counts once the next backward has run: batches that a loader only prefetched are not counted. Each
+iterator has its own queue and contributes one batch to a backward. Validation batches do not count. These are
+batches fetched with gradients disabled, and batches of iterators that end, or are abandoned, after several
+batches without a backward.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _MAX_DEPTH = 3
 
 
 class _LoaderIterator:
-    """An iterator of a loader, with those of its batches that no backward has used yet."""
+    """An iterator of a loader, with its batches that no backward has used yet."""
 
     def __init__(self, iterator: Any, callback: Any) -> None:
         self.ref = weakref.ref(iterator, callback)
         self.batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         self.pending: deque[int] = deque()
         self.first_batches: list[list[Any]] = []
-        """Numbers read from its first batches."""
+        """Numbers read from the iterator's first batches."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has followed one of its batches: ever, and in the current pass."""
+        """Whether a backward has ever followed one of the iterator's batches, and whether one has in the
+        current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 
@@ -82,7 +83,8 @@ class LoaderTracker:
             feed.takes_all_pending = True
 
     def on_exhausted(self, iterator: Any) -> None:
-        """Handle the end of a pass; a pass without any backward between its batches was an evaluation."""
+        """Handle the end of a pass; a pass whose batches were not followed by any backward was an
+        evaluation."""
         feed = self._iterators.get(id(iterator))
         if feed is not None and feed.is_trained_on_now:
             self._record_epoch_end(iterator)

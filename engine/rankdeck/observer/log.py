@@ -1,8 +1,8 @@
 """`rankdeck.log(loss=0.5)`: lets a script log its own values with one line.
 
 The installed package exports this function. An observed script without the package gets it from imports.py.
-The function passes the values to the observer of its process, which always has the same module name, or to
-the rank of a configured run (`rank_handler`). If there is neither, it does nothing.
+The function passes the values to the observer of its process, whose module always has the same name, or to
+the rank of a configured run (`rank_handler`). If neither exists, it does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _OBSERVER = "_rankdeck_observer"
 rank_handler: Callable[[Any, Mapping[str, object], Any], object] | None = None
-"""Set in a rank of a configured run while it trains: receives what the user's model or loss logs."""
+"""Receiver of the values that the user's model or loss logs; set only while a rank of a configured run
+trains."""
 
 
 def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:

@@ -1,9 +1,9 @@
 """Turns values that a script logs into curves: from `rankdeck.log` (log.py) and from logging libraries.
 
 A table lists the module of each library's logger and the calls to wrap right after the module is imported.
-All are documented by their library, except Lightning's connector, which every `self.log` of a module calls.
-Values are taken as the library passes them on, before any backend, under the script's names, and only in the
-process that logs them (rank 0 if the library restricts logging to it). Read metrics.py first.
+Each library documents these calls, except Lightning's connector, which every `self.log` of a module calls.
+Values are recorded as the library passes them on, before any backend sees them, under the script's names, and
+only in the process that logs them (rank 0 if the library restricts logging to it). Read metrics.py first.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 
 def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
-    """Wrap `owner.name`, a call that logs no numbers: report at the first call that its data is not kept."""
+    """Wrap `owner.name`, a call that logs no numbers, so that its first use reports that its data is not
+    kept."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return

@@ -1,8 +1,8 @@
-"""Undoes a gradient scaler's scale of losses, with marks in the autograd graph.
+"""Removes a gradient scaler's scale from losses, with the help of marks in the autograd graph.
 
-The scale is noted in the graph node of the result of `scaler.scale`, and lives as long as the graph. A loss
+The scale is stored in the graph node of the result of `scaler.scale`, and lives as long as the graph. A loss
 that is such a result, or a sum, a mean or a multiple of such results, is divided by the scale. The unscaled
-value of a loss with other terms is unknown. Read grad_scaler.py first.
+value of a loss that has other terms is unknown. Read grad_scaler.py first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `Tensor.backward` looks up `torch.autograd.backward` at each call, so it is enough to wrap the latter, and
 `Tensor.backward` stays as it is. A backward inside another one (checkpointing) is part of the outer one.
-Inside an optimizer's step (a closure) only the first backward counts. A backward on anything but scalars has
-no loss. The losses belong to the next optimizer that steps. Read steps.py first.
+Inside an optimizer's step (a closure) only the first backward counts. If backward is called on a tensor that
+is not a scalar, the loss is unknown. The losses belong to the next optimizer that steps. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LossTracker:
         self._torch, self._session = torch, session
         self._readings = ScalarReader(torch)
         self.with_scaler = self.with_unknown_scale = False
-        """Whether a gradient scaler scaled a loss, and whether it scaled something that could not be marked.
-        """
+        """Whether a gradient scaler has scaled a loss, and whether it has scaled a value that could not be
+        marked."""
         self.forget()
 
     def forget(self) -> None:

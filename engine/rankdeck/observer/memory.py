@@ -22,11 +22,11 @@ PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
 MEASURED_ON_GPU = "measured on GPU"
 UNATTRIBUTED = "unattributed"
-"""These are the texts of events.py; a test compares them."""
+"""The same texts as in events.py; a test compares them."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
-"""In order of precedence: a storage belongs to the first kind that refers to it."""
+"""Kinds of memory in order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01
-"""Largest share of the time that walks may take."""
+"""Maximum share of the run time that walks over the owners may take."""
 MIN_INTERVAL_S = 1.0
 _MAX_DEPTH = 4
 
@@ -115,7 +115,7 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
 
 
 def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return the bytes of all kinds, counting the rest of `total_bytes` as unattributed. The kinds never
+    """Return the bytes of all kinds, with the rest of `total_bytes` as unattributed. Together they never
     exceed the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:

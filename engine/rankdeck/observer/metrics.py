@@ -1,9 +1,9 @@
 """Buffers values that a script logs, and returns them as columns for events.
 
-The recorded value is the one at the time of the call. A tensor on a GPU is read like a loss (readings.py),
-and a row with pending numbers waits, so that neither a step nor the exit blocks on a GPU. A logger may call
-another one (a trainer calls its callback, which calls a writer): `enter` identifies the outermost call, and
-only that one is recorded. loggers.py and log.py provide the values.
+A value is recorded as it is at the time of the call. A tensor on a GPU is read like a loss (readings.py), and
+a row with pending numbers waits, so that neither a step nor the exit blocks on a GPU. One logger may call
+another (a trainer calls its callback, which calls a writer): `enter` identifies the outermost call, and only
+that call is recorded. loggers.py and log.py provide the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .readings import Reading
 
 MAX_ROWS = 10_000
-"""Most rows to keep while no file can be written; the oldest are dropped."""
+"""Maximum number of rows to keep while no file can be written; the oldest are dropped first."""
 _MAX_DEPTH = 4
 
 
@@ -43,7 +43,8 @@ class LoggedRow:
         self.values = values
 
     def can_merge(self, other: LoggedRow) -> bool:
-        """Return whether the other row adds values to the same step: many loggers pass one value per call."""
+        """Return whether the other row belongs to the same step and only adds values: many loggers pass one
+        value per call."""
         return (
             self.through == other.through
             and self.step is not None
@@ -81,7 +82,7 @@ class MetricBuffer:
         self._last: dict[str, LoggedRow] = {}
 
     def enter(self) -> bool:
-        """Enter a logger's call; return whether it is this thread's outermost. `leave` marks the call's
+        """Enter a logger's call; return whether it is this thread's outermost logger call. `leave` marks its
         end."""
         depth = getattr(self._calls, "depth", 0)
         self._calls.depth = depth + 1
@@ -127,7 +128,7 @@ class MetricBuffer:
         self._on_row_added()
 
     def take(self, ending: bool = False) -> list[LoggedColumns]:
-        """Remove the rows before the first pending one, and return them as one event per logger."""
+        """Remove the rows before the first pending row, and return them as one event per logger."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}

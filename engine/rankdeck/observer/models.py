@@ -1,8 +1,9 @@
-"""Finds the trained model, its precision and the library versions, at the first steps.
+"""Finds the trained model, its precision and the library versions during the first steps.
 
-The model is the module that holds the leading optimizer's parameters. It is searched for among the garbage
-collector's objects, which takes some 0.1 s once. Reading the variables of a running function instead would,
-before Python 3.13, keep their values alive as long as the function runs. Read wrappers.py first.
+The model is the module that holds the leading optimizer's parameters. It is searched for among the objects
+that the garbage collector tracks, which takes some 0.1 s once. Reading the variables of a running function
+instead would, before Python 3.13, keep their values alive as long as the function runs. Read wrappers.py
+first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PRECISIONS = {
     "torch.float64": "fp64",
 }
 _MAX_TIME_SHARE = 0.01
-"""Largest share of the time for model searches, which go through all objects of the process."""
+"""Maximum share of the run time for model searches, which go through all objects of the process."""
 _MATMUL_NODES = (
     "AddmmBackward",
     "MmBackward",
@@ -130,7 +131,7 @@ class _ModelFinder:
 
 
 def _class_name(thing: Any) -> str:
-    """Return an object's class, or the original class if fully_shard replaced it."""
+    """Return the name of an object's class, or of its original class if fully_shard replaced it."""
     classes = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_INJECTED_CLASS_MODULES)]
     return "%s:%s" % (classes[0].__module__, classes[0].__qualname__)
 
@@ -147,7 +148,8 @@ def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the module inside torch's wrappers, or inside that of Lightning Fabric's `setup`."""
+    """Return the module inside torch's wrappers, or inside the wrapper that Lightning Fabric's `setup`
+    returns."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
@@ -185,7 +187,8 @@ def _find_model(torch: Any, optimizer: Any) -> Any:
 
 
 def _compute_precision(tensor: Any) -> str | None:
-    """Return the precision of the nearest matrix product behind `tensor` in the autograd graph."""
+    """Return the precision of the nearest matrix product that `tensor` was computed from in the autograd
+    graph."""
     visited: set[Any] = set()
     waiting = [tensor.grad_fn]
     while waiting and len(visited) < _MAX_NODES:

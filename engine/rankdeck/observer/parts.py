@@ -1,8 +1,8 @@
-"""The observer's parts, and the module whose import triggers each part, as data.
+"""Table of the observer's parts and of the modules whose import triggers them.
 
-`(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in that file of
-this package is called. Parts of torch's submodules wait until torch itself is imported. A part may have
-several rows.
+Each row is `(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in
+that file of this package is called. Parts of torch's submodules wait until torch itself is imported. A part
+may have several rows.
 """
 
 LOGGERS = (
@@ -15,7 +15,7 @@ LOGGERS = (
     "mlflow.tracking.fluent",
     "mlflow.tracking.client",
 )
-"""Library modules that a script may log with; loggers.py says which calls are wrapped."""
+"""Modules of the logging libraries that a script may use; loggers.py says which calls are wrapped."""
 LIGHTNING = (
     "pytorch.trainer.connectors.logger_connector.logger_connector",
     "fabric.fabric",

@@ -1,20 +1,20 @@
 """Sets the names that `ps`, `top` and `nvidia-smi` show: "rank 2/4 gpt-ddp", "guard gpt-ddp".
 
-Linux keeps two names: `comm` and the arguments. `comm`, 15 bytes, is a file that the process can write; in a
-user's script nothing else is changed, and the arguments stay. Rankdeck's own ranks are forked, so their
-arguments would all be the supervisor's; these are overwritten in memory, long after Python has copied them.
-If the system refuses, the names stay as they are: a name is not worth a failure. This file is in this package
+Linux keeps two names: `comm` and the arguments. `comm` (15 bytes) is a file that the process can write; a
+user's script changes only this file and keeps its arguments. Rankdeck's own ranks are forked, so all of them
+would show the supervisor's arguments; these are overwritten in memory, long after Python has copied them. If
+the system refuses, the names stay as they are: a name is not worth a failure. This file is in this package
 because the observer and the guard import nothing from outside it.
 """
 
 import os
 
 _ARG_START, _ARG_END = 45, 46
-"""Indices in /proc/self/stat after the name: fields 48 and 49 of proc(5)."""
+"""Indices of fields 48 and 49 of /proc/self/stat (see proc(5)), counted from the field after the name."""
 
 
 def short_run_name(run: str) -> str:
-    """Return the name of a run directory without the time in it: 'gpt-ddp-4-d899'."""
+    """Return the name of a run directory without its time stamp: 'gpt-ddp-4-d899'."""
     name = os.path.basename(run)
     stamp, _, rest = name.partition("-")
     return rest.partition("-")[2] or name if stamp.isdigit() else name

@@ -1,9 +1,8 @@
 """Reads numbers from tensors without ever waiting for a GPU.
 
 A scalar on a CPU is read directly. A scalar on a GPU is copied, after the queued work, into a slot of pinned
-memory that holds a marker: a NaN with a bit pattern of its own, which no loss has. Once the marker is gone
-the copy is complete, which can be checked without a call to the driver. Slots are allocated once and used in
-turn.
+memory that holds a marker: a NaN whose bit pattern no loss has. Once the marker has been overwritten, the
+copy is complete; this can be checked without a call to the driver. Slots are allocated once and used in turn.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class PendingScalar:
 
 
 class ScalarReader:
-    """Slots for the numbers of this process; thread-safe."""
+    """Reader of scalar tensors, with this process's slots for the numbers; thread-safe."""
 
     def __init__(self, torch: Any, num_places: int = _NUM_SLOTS) -> None:
         self._torch = torch
@@ -152,7 +151,7 @@ def sum_readings(readings: list[Any]) -> Any:
 
 
 def has_active_modes(torch: Any) -> bool:
-    """Return whether the script has active torch modes, under which the observer computes nothing.
+    """Return whether the script has active torch modes; the observer computes nothing while it does.
 
     A default device does not count as such a mode.
     """

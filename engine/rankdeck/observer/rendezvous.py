@@ -1,9 +1,10 @@
-"""Lets ranks that a script starts itself (mp.spawn) meet at an address of their own.
+"""Lets ranks that a script starts itself (mp.spawn) use a rendezvous address of their own.
 
-torchrun's environment says that the launcher hosts the store, so torch hosts none: processes that meet at
-another port wait forever, with torchrun too. The store at the run's own port belongs to the run. At any other
-port the script's rank 0 hosts the store, as it would without Rankdeck. An agent that the script starts
-(torchrun, accelerate) hosts the store of its own ranks, and gives each of them an error file.
+torchrun's environment says that the launcher hosts the store, so torch does not start one. If a script's
+processes then rendezvous at another port, they wait forever; this also happens under torchrun. The store at
+the run's own port belongs to the run. At any other port the script's rank 0 hosts the store, as it would
+without Rankdeck. An agent that the script starts (torchrun, accelerate) hosts the store for its own ranks,
+and gives each of them an error file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
 
 def install(rendezvous: Any, session: RankSession) -> None:
-    """Let the script's rank 0 host a store that it creates at any port but the run's."""
+    """Let the script's rank 0 host any store that it creates at a port other than the run's."""
     ours = os.environ.get("RANKDECK_MASTER_PORT")
     make = rendezvous._create_c10d_store
 
@@ -48,7 +49,7 @@ def install(rendezvous: Any, session: RankSession) -> None:
 
 
 def _has_own_agent(run: str) -> bool:
-    """Return whether the script's own agent started this process: if so, its error file is outside the
-    run."""
+    """Return whether an agent of the script started this process: its error file is then outside the run
+    directory."""
     error_file = os.environ.get(_ERROR_FILE_ENV)
     return error_file is not None and not error_file.startswith(os.path.join(run, ""))

@@ -41,12 +41,14 @@ _MAX_EARLY_EVENTS = 1000
 # Neither a fork nor the exit may wait long for a thread that hangs on a slow disk.
 _JOIN_TIMEOUT_S = 0.5
 _COUNTER_FACTS = {"skipped", "other_optimizers", "same_epochs"}
-"""Facts that change all the time; alone, they are only reported every few seconds and at the end."""
+"""Facts that change all the time: if only these have changed, they are reported every few seconds and at the
+end."""
 _COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession:
-    """A process of the run. `rank` is None until the process steps an optimizer; `step` is its last step."""
+    """Session of a process of the run. `rank` is None until the process steps an optimizer; `step` is the
+    last step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.run = environment["RANKDECK_RUN"]
@@ -85,10 +87,10 @@ class RankSession:
         self.is_ending = False
         self.waited_s = 0.0
         self.samples: int | None = None
-        """Samples of all training batches so far whose backward has run; None if no loader is observed."""
+        """Number of samples in all training batches whose backward has run; None if no loader is observed."""
         self.has_tracked_step = False
-        """Whether a step was tracked operation by operation (full_observation.py), which tells more than CPU
-        owners."""
+        """Whether a step was tracked operation by operation (full_observation.py). Memory read by owner on a
+        CPU, which is less complete, is then no longer reported."""
         self.models: list[Any] = []
         """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []
@@ -96,7 +98,7 @@ class RankSession:
         self.facts: dict[str, Any] = {}
         self._file: RankFile | None = None
         self._logging_file: RankFile | None = None
-        """File for logged values of a process that has not stepped."""
+        """File for the logged values of a process that has not stepped an optimizer."""
         self._early_events: deque[tuple[str, dict[str, object]]] = deque(maxlen=_MAX_EARLY_EVENTS)
         self._reported_facts: dict[str, object] | None = None
         self._reported_at = 0.0
@@ -111,7 +113,8 @@ class RankSession:
     # The interface for parts.
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Append an event. It waits until the process becomes a rank, and is lost if that never happens."""
+        """Append an event. The event waits until the process becomes a rank, and is lost if that never
+        happens."""
         file = self._file
         if file is None:
             self._early_events.append((kind, fields))
@@ -119,7 +122,7 @@ class RankSession:
             file.write(kind, {"rank": file.rank, **fields})
 
     def record_facts(self, **facts: Any) -> None:
-        """Record facts of events.Observed; the whole event is reported again when a fact changes."""
+        """Record fields of events.Observed; whenever one changes, the whole event is reported again."""
         self.facts.update(facts)
 
     def beat(self, phase: str) -> None:
@@ -195,7 +198,7 @@ class RankSession:
         return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
 
     def tick(self, wait_s: float = -1) -> None:
-        """Write the collected events, unless another thread keeps writing for longer than `wait_s`."""
+        """Write the collected events, unless another thread is still writing after `wait_s`."""
         if not self._lock.acquire(timeout=wait_s):
             return
         try:

@@ -1,9 +1,9 @@
-"""Writes all stacks of this process on demand, with faulthandler and an unused signal.
+"""Writes the stacks of all threads of this process on demand, with faulthandler and an unused signal.
 
-faulthandler does not need the interpreter lock, so a rank that hangs in C answers too. The signal is the
-highest real-time signal without a handler; a script that later installs its own handler for that signal takes
-it over. Soon after the stacks, and when an error ends the script, the latest collectives from torch's flight
-recorder are written to a file next to them.
+faulthandler does not need the interpreter lock, so this works even in a rank that hangs in C code. The signal
+is the highest real-time signal without a handler; if a script later installs its own handler for that signal,
+the script's handler replaces ours. Soon after the stacks, and when an error ends the script, the latest
+collectives from torch's flight recorder are written to a file next to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _FLIGHT_RECORDER_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Functions that dump torch's flight recorder: for gloo, and for NCCL in builds that have it."""
+"""Functions that dump torch's flight recorder: gloo's, and NCCL's in builds that include NCCL."""
 _MAX_ENTRIES = 64
 
 

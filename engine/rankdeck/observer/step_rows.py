@@ -1,7 +1,7 @@
 """Holds observed steps as rows until they are written as `steps` events.
 
-A row contains only what is cheap to note at the end of a step: times, and running totals, whose differences
-are the step's own values. Rows are written in order; a row with numbers pending on a GPU waits.
+A row contains only what is cheap to record at the end of a step: times, and running totals, whose differences
+between rows are the values of one step. Rows are written in order; a row with numbers pending on a GPU waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepRows:
         self._last_end_s: float | None = None
         self._waited_s, self._samples = 0.0, 0
         self._steps_by_backwards: dict[int, int] = {}
-        """Number of steps by their number of backward calls."""
+        """Number of steps for each number of backward calls per step."""
 
     def write(self) -> None:
         """Write the rows that are ready, up to a few hundred steps per line."""

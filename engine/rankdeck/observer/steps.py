@@ -3,9 +3,9 @@
 torch calls hooks around the step of every optimizer. A step inside another optimizer's step (a wrapper's) is
 part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads,
 which is known once an optimizer steps for the second time. Until then, and whenever an optimizer other than
-the leading one steps, the steps are set aside. They become the run's if the leading optimizer is gone or no
-longer steps, and are counted as another optimizer's once the leading one steps again. A step is a tuple in a
-list; step_rows.py writes it.
+the leading one steps, the steps are set aside. If the leading optimizer is gone or no longer steps, they
+become steps of the run; if it steps again, they are counted as another optimizer's steps. A step is a tuple
+in a list; step_rows.py writes it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _NUM_FIRST_SAMPLED = 20
 _SAMPLE_EVERY_S = 0.1
 _SAMPLE_COST_FACTOR = 200
-"""A sampled step costs at most 1/200 of the time until the next one."""
+"""Minimum time until the next sampled step, as a multiple of the time that sampling a step takes."""
 _DECIDE_AFTER_S = 5.0
 _MAX_UNCOUNTED = 1000
 
 
 class _OptimizerTrack:
-    """An optimizer that has stepped, with those of its steps that have not been counted yet."""
+    """An optimizer that has stepped, with its steps that have not been counted yet."""
 
     def __init__(self, optimizer: Any) -> None:
         self.ref = weakref.ref(optimizer)
@@ -72,7 +72,8 @@ class StepObserver:
         self._leader: _OptimizerTrack | None = None
         self._other_steps: dict[str, int] = {}
         self._num_other_steps, self._max_other_steps = 0, 0
-        """Other optimizers' steps since the leading one's last step, and their maximum so far."""
+        """Number of other optimizers' steps since the leading optimizer's last step, and its maximum so far.
+        """
         self._first_step_at: float | None = None
         self._num_sampled = 0
         self._sampled_at = 0.0

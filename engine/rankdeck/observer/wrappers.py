@@ -30,7 +30,7 @@ def install_dp(module: Any, session: RankSession) -> None:
 
 
 def install_fsdp(module: Any, session: RankSession) -> None:
-    """Wrap FSDP's class and FSDP2's function, under the names that scripts import."""
+    """Wrap FSDP's class and FSDP2's function, under the names by which scripts import them."""
     fsdp_class = getattr(module, "FullyShardedDataParallel", None)
     if fsdp_class is not None and not hasattr(fsdp_class.__init__, "__rankdeck__"):
         _wrap_constructor(fsdp_class, session)
@@ -54,10 +54,10 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
 
 def _enable_parameter_names() -> Callable[[], None]:
-    """Make DDP name unused parameters, and return a function that undoes this.
+    """Make DDP name unused parameters in its errors, and return a function that undoes this.
 
-    A wrapper built before the undo behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A level that the script sets
-    is kept.
+    A wrapper built before the undo behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that the
+    script sets is kept.
     """
     import torch
 
@@ -112,7 +112,7 @@ def _record_wrapper(
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that JSON can represent, or its shortened text."""
+    """Return `value` in a form that JSON can represent; other objects become a short text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

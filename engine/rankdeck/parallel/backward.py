@@ -1,4 +1,4 @@
-"""The backward for all strategies, walks over the autograd graph, and errors of losses that call
+"""The backward for all strategies, walks over the autograd graph, and errors for losses that call
 autograd.grad."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
     The total is multiplied by the scale because torch would import sympy if the scale were passed as the
     total's gradient.
 
-    Raises: ModelError where the backward needs weights that FSDP has freed.
+    Raises: ModelError if the backward needs weights that FSDP has freed.
     """
     try:
         (total * (scale.to(total) if isinstance(scale, Tensor) else scale)).backward()
@@ -71,11 +71,11 @@ def is_unused_in_graph(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
-    """Translate errors of a loss that differentiates with respect to tensors on another device or stage.
+    """Translate the error of a loss that differentiates with respect to tensors on another device or stage.
 
     The graph of the loss does not reach back to such tensors, for example the model's inputs.
 
-    Raises: ModelError where the loss calls autograd.grad for such a tensor.
+    Raises: ModelError if the loss calls autograd.grad for such a tensor.
     """
     try:
         yield

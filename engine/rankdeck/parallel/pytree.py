@@ -81,7 +81,7 @@ def num_samples(batch: Any) -> int:
 def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
     """Check that a batch can be split along its first dim.
 
-    Raises: ModelError where the length of a tensor's first dim is not the number of samples, as with
+    Raises: ModelError if the first dim of a tensor is not as long as the number of samples, as with
     concatenated graphs or sentences, or with a number shared by all samples.
     """
     for tensor in tensor_leaves(batch):

@@ -1,8 +1,8 @@
 """Compare the planner's predictions with the measurements of past runs.
 
 A run stores the plan line that was predicted for it (plan.json in its directory, plan.<attempt>.json after a
-resume), so each run is planned once; the table is built from the existing runs. The peaks of live tensors are
-compared: the ledger's in a rehearsal, torch's allocator's on a GPU. Read pool.py first.
+resume), so each run is planned once; the table is built from the existing runs. The compared values are peaks
+of live tensors: measured by the ledger in a rehearsal, by torch's allocator on a GPU. Read pool.py first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def predict_run(run: RunDir) -> PlanLine | None:
 
 
 def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
-    """Return the target for planning a past run: its own devices, with nothing else on them."""
+    """Return the target for planning a past run: its own devices, not used by anything else."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
         TargetDevice.of_gpu(info) if like_cuda else TargetDevice(info.name, info.total_bytes)
@@ -102,8 +102,8 @@ def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
 def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
     """Return the ratio of measured to predicted step time.
 
-    It comes from the newest run of the same model on the same GPU model. None if no such run has both; a
-    rehearsal has no prediction to scale.
+    The ratio is that of the newest run of the same model on the same GPU model. None if no such run has both
+    times; for a rehearsal, no step time is predicted.
     """
     gpu = _gpu_name(target.devices[0].name)
     for run in runs:
@@ -123,8 +123,8 @@ def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -
 
 
 def _gpu_name(name: str | None) -> str | None:
-    """Return the catalogue's name of a GPU, however the driver spells it; a GPU not in the catalogue keeps
-    its name."""
+    """Return the catalogue's name of a GPU, however the driver spells it, or `name` if the GPU is not in the
+    catalogue."""
     gpu = find_gpu(name or "")
     return name if gpu is None else gpu.name
 

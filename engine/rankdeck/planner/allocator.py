@@ -52,7 +52,7 @@ class _Block:
 
 
 class CachingAllocator:
-    """Model of torch's caching allocator on a device with `limit_bytes` available to it (None: unlimited).
+    """Model of torch's caching allocator, which can reserve up to `limit_bytes` of a device (None: no limit).
 
     A request that does not fit is granted as well: `peak_reserved_bytes` is then what the device would need.
     """
@@ -165,8 +165,9 @@ def peak_reserved_bytes(
 ) -> int:
     """Return the allocator's peak of reserved bytes while it replays the log on top of `preallocated_bytes`.
 
-    `preallocated_bytes` are never freed. With `side_streams`, communication is allocated on its own streams.
-    `limit_bytes` is what the device has for the allocator; the result exceeds it only if the log cannot fit.
+    `preallocated_bytes` are never freed. With `side_streams`, communication buffers are allocated on their
+    own streams. `limit_bytes` is the memory that the allocator can reserve; the result exceeds it only if the
+    log cannot fit.
     """
     allocator = CachingAllocator(limit_bytes)
     for index, num_bytes in enumerate(preallocated_bytes):

@@ -32,7 +32,8 @@ _MAX_BISECTIONS = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. `changes` maps dotted configuration keys to new values, besides the strategy."""
+    """One way to train: a strategy, and `changes`, which maps other dotted configuration keys to new
+    values."""
 
     strategy: str
     options: StrategyOptions = field(default_factory=dict)
@@ -188,9 +189,9 @@ class TargetDevice:
 class Target:
     """The devices to plan for.
 
-    `name` is for display ("8 x A100-80GB"). `like_cuda`: the devices are GPUs, on any machine. `host_bytes`:
-    the memory that virtual devices share, None if it is not this machine's. `by_host`: number of devices per
-    host, in a run on several hosts.
+    `name` is for display ("8 x A100-80GB"). `like_cuda` is true if the devices are GPUs, on any machine.
+    `host_bytes` is the memory that virtual devices share, None if it is not this machine's. `by_host` is the
+    number of devices on each host of a run on several hosts.
     """
 
     name: str
@@ -220,7 +221,8 @@ PlanFn = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 
 
 def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: PlanFn) -> int | None:
-    """Return the largest train.global_batch that fits on every device; None if not even the smallest fits.
+    """Return the largest train.global_batch that fits on every device; None if even the smallest does not
+    fit.
 
     The search doubles the size, then bisects between the last size that fits and the first that does not.
     Sizes are multiples of the product of the numbers of devices, microsteps and microbatches that share the

@@ -96,16 +96,16 @@ class PassResult:
     """For every slice of sharded weights the first slice with the same shapes; empty if nothing is sharded.
     """
     omissions: tuple[str, ...] = ()
-    """What else holds memory, as sentences for display."""
+    """Reasons why the predicted memory is only a lower bound, as sentences for display."""
     notes: tuple[str, ...] = ()
-    """Why the run would end with other weights than on a single device."""
+    """Reasons why the run would end with other weights than a run on a single device."""
 
 
 class NotTraceableError(Exception):
     """Error for a model that was built, but whose steps cannot run on fake tensors.
 
     `persistent` holds the memory of the weights, gradients and optimizer state, by the device's index in the
-    run. `num_weights` is set if only the values of tensors are missing.
+    run. `num_weights` is set if the steps failed only because fake tensors have no values.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class NotTraceableError(Exception):
 
 
 def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResult:
-    """Return what the devices of one rank need.
+    """Return the memory and work that the devices of one rank need.
 
-    Call it in a process without a process group. `answers` replaces values that a model reads from fake
+    Call it in a process without a process group. `answers` supplies the values that a model reads from fake
     tensors.
 
     Raises:
@@ -178,7 +178,7 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
 
 
 def _count_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
-    """Count the weights of the whole model, of which a rank may hold a shard."""
+    """Count the weights of the whole model; a rank may hold only a shard of them."""
     with ledger.fake_mode:
         return sum(weight.numel() for weight in workload.build_model().parameters())
 
@@ -299,7 +299,7 @@ def _build_trainer(
 
 
 def _use_foreach_step(optimizer: Optimizer) -> None:
-    """Set `foreach` to torch's default for optimizers on a GPU: on for tensor lists, but not for DTensors."""
+    """Set `foreach` to torch's default for optimizers on a GPU: True, except for DTensors."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])

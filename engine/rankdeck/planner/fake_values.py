@@ -33,16 +33,15 @@ _GROUPED_MM = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", N
 
 
 KNOWN_RESULTS: KnownOutputs = {}
-"""Output shapes that torch computed in passes of this process and, through pool.py, in those of its children.
-"""
+"""Output shapes that torch computed in passes of this process and of its children (collected by pool.py)."""
 
 
 class FakeValues:
-    """Executor of operations on fake tensors, which answers reads of their values outside the model with 1.
+    """Executor of operations on fake tensors. Code outside the model that reads their values gets 1.
 
     The loop and torch read losses, norms and votes, none of which affects memory; two tensors compare as
-    equal. A model that reads a value may compute something else because of it. Such a read gets one of
-    `answers` (value_answers.py), or without them the error that fake tensors raise. If the model only checks
+    equal. What a model computes may depend on a value that it reads. Such a read gets one of `answers`
+    (value_answers.py) or, without `answers`, the error that fake tensors raise. If the model only checks
     whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether gradients are
     infinite, gets 0: otherwise no optimizer step would ever run.
     """
@@ -53,9 +52,11 @@ class FakeValues:
         self.module_depth = 0
         self.recorder: StepRecorder | None = None
         self.has_workspaces = False
-        """Whether a kernel ran that keeps a workspace for backward, whose size only the kernel knows."""
+        """Whether a kernel has run that keeps a workspace for backward; only the kernel knows the workspace's
+        size."""
         self.forgets_elements = False
-        """Whether a sparse tensor was created whose number of elements depends on values."""
+        """Whether a sparse tensor was created whose number of elements depends on values and is therefore
+        unknown."""
         self._only_writes: dict[Any, bool] = {}
         self._memo = ShapeCache(KNOWN_RESULTS)
 
@@ -80,7 +81,7 @@ class FakeValues:
                 handle.remove()
 
     def _is_model_reading(self) -> bool:
-        """Check whether the model reads a value.
+        """Check whether it is the model that is reading a value.
 
         Checkpointed blocks recompute their forward in backward, outside the module's own call.
         """
@@ -121,8 +122,8 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return an empty result of grouped matmuls; its shape needs no values, but torch infers it only for
-    bf16."""
+    """Return an empty result of grouped matmuls. Its shape does not depend on values, but torch infers it
+    only for bf16."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.dim() == right.dim() == 3:
         shape = (left.shape[0], *shape)

@@ -1,14 +1,15 @@
 """Find fixes for a plan that does not fit, with the planner's predictions for them.
 
-    one change         the configuration with one thing changed, if it does not fit or barely fits
+    one change         the configuration with a single change, if it does not fit or barely fits
     several changes    if nothing planned fits: the configured strategy, fsdp and the strategy that needs the
-                       least memory, with all changes that save memory; for the best, the fewest that suffice
-    more devices       then sharded weights on twice as many devices, and twice as many again
-    nothing            how much memory is missing for the smallest of all these
+                       least memory, with all changes that save memory; for the best of these, the fewest
+                       changes that suffice
+    more devices       if that does not fit: sharded weights on twice, then four times as many devices, ...
+    nothing            if nothing fits: how much memory the smallest of all these lacks
 
-Each fix is planned like any candidate, so its bytes are the planner's own; all fixes keep the global batch.
-Another strategy or mesh is a fix as well: the other lines of a plan show that. Read candidates.py and pool.py
-first.
+Each fix is planned like any candidate, so its bytes are the planner's own prediction; all fixes keep the
+global batch. Another strategy or mesh may fit as well: the plan's other lines show these. Read candidates.py
+and pool.py first.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ _SAVING_TEXTS = {
     DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough on its own."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
-"""Changes that round differently come after those that compute the same."""
+"""Keys that are changed last, because a new value rounds differently; other changes compute the same."""
 _MAX_TENSOR_PARALLEL = 8
-"""Maximum number of slices of a layer: the GPUs of one machine."""
+"""Maximum number of slices of a layer: the number of GPUs in one machine."""
 _MAX_ACCUMULATE = 4
-"""Maximum number of microsteps: planning each takes as long as planning the whole batch."""
+"""Maximum number of microsteps: planning each microstep takes as long as planning the whole batch."""
 _MAX_REMAINING_SHARE = 0.95
-"""If twice as many devices need more than this share of the memory per device, more devices do not help."""
+"""If doubling the devices leaves more than this share of the memory need per device, more devices do not
+help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
     FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),
@@ -75,7 +77,7 @@ _NOTHING_FITS_HERE_TEXT = tr_noop(
 
 
 def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]:
-    """Return the changes that could lower a configuration's memory, one at a time."""
+    """Return the changes to a configuration that could each lower its memory use."""
     train = config.train
     changes: list[dict[str, object]] = []
     if not train.activation_checkpointing:
@@ -92,8 +94,8 @@ def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]
 
 
 def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[str, object]]:
-    """Yield alternatives for a torch optimizer whose step would use tensor lists, which need temporary
-    copies."""
+    """Yield alternatives for a torch optimizer that would use the foreach implementation, which needs
+    temporary copies."""
     chosen = config.train.optimizer
     foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
     takes_lists = target.like_cuda and not fused if foreach is None else foreach
@@ -105,7 +107,7 @@ def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[
 
 
 def _optimizer_options(optimizer: str) -> Collection[str]:
-    """Return the options of a torch optimizer; empty for any other."""
+    """Return the options of a torch optimizer; return nothing for any other optimizer."""
     if optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer].options.model_fields
     module, _, name = optimizer.rpartition(":")
@@ -157,9 +159,9 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """Yield a line that says what fits, or that nothing does.
+    """Yield one line that says what fits, or that nothing fits.
 
-    Yields nothing if a line already fits, or if no line has a prediction.
+    Yield nothing if a given line already fits, or if no line has a prediction.
     """
     planned = [line for line in lines if line.verdict != CANNOT and line.devices]
     if not planned or any(line.verdict in (FITS, TIGHT) for line in planned):
@@ -192,13 +194,15 @@ def combined_fixes(
 
 
 def _best_line(lines: Sequence[PlanLine]) -> PlanLine | None:
-    """Return the best line that fits: fitting lines come before tight ones, then the fewest changes win."""
+    """Return the best line that fits. Lines that fit well come before tight ones; among equals, the fewest
+    changes win."""
     good = [line for line in lines if line.verdict in (FITS, TIGHT)]
     return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
 
 
 def _combined_candidates(planned: Sequence[PlanLine], base: RunConfig, target: Target) -> list[Candidate]:
-    """Return the configured strategy, the one that needs the least on its fullest device, and fsdp.
+    """Return the configured strategy, the strategy that needs the least memory on its fullest device, and
+    fsdp.
 
     Strategies whose weights, gradients and optimizer state alone are too large are left out.
     """
@@ -229,10 +233,10 @@ def _persistent_bytes(device: PlannedDevice) -> int:
 
 
 def _with_all_changes(candidate: Candidate, base: RunConfig, target: Target) -> Candidate:
-    """Return the candidate with all changes that save memory, ordered so that the last is the first to be
-    dropped.
+    """Return the candidate with all changes that save memory, ordered so that the last change is dropped
+    first.
 
-    The candidate is unchanged if its options, the batch or the devices are incompatible.
+    The candidate stays unchanged if its options, the batch or the devices are incompatible.
     """
     try:
         config = candidate.make_config(base, target)
@@ -262,7 +266,8 @@ def _largest_divisor(number: int, maximum: int) -> int:
 def _with_fewest_changes(
     candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """Return the line that fits as well as `full_line` with the fewest of the candidate's first changes."""
+    """Return a line that fits as well as `full_line` but applies only the first few of the candidate's
+    changes, as few as possible."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
     good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 CUDA_ROUNDING_BYTES = 512
 
 StorageChange = tuple[int, int, bool]
-"""(storage key, its bytes from now on or 0 when freed, whether it is communication)."""
+"""(storage key, the storage's new size in bytes or 0 when freed, whether it is a communication buffer)."""
 
 
 class _PlanLedgerMode(LedgerMode):
-    """Ledger mode that itself answers the most frequent call, the one for a fake tensor's device."""
+    """Ledger mode that itself answers the most frequent call, which asks for a fake tensor's device."""
 
     def __torch_dispatch__(
         self,
@@ -59,9 +59,11 @@ class PlanLedger(Ledger):
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
         self.counters_on_device = False
-        """Whether the optimizer's kernels count steps themselves, so that its counters are on the GPU."""
+        """Whether the optimizer's kernels count steps themselves, so that the step counters are on the GPU.
+        """
         self.on_transfer: Callable[[int, int, int], None] | None = None
-        """Called for each copy between two devices with the source, the target and the number of bytes."""
+        """Callback for each copy between two devices; its arguments are the source, the target and the number
+        of bytes."""
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -82,8 +84,8 @@ class PlanLedger(Ledger):
         super().adopt(tensors, device, kind)
 
     def on_model_built(self) -> None:
-        """Restart the logs from the live storages: temporaries of the model's construction never reach a
-        GPU."""
+        """Restart the logs from the live storages: temporary tensors of the model's construction never reach
+        a GPU."""
         if self._like_cuda:
             self.logs = [
                 [

@@ -2,8 +2,8 @@
 
 Changes to torch are in torch_compat/fake_mode_patches.py and ddp.py. `PlanBackend` supplies what strategies
 request: real meshes, PlannedDdp as the wrapper for ddp, fake tensors instead of a model on "meta", and
-Hugging Face's masks as in a run. Where DDP cannot be traced, ddp falls back to single's plan plus a set of
-buckets (see rank_plan.py). Read fake_pass.py first.
+Hugging Face's masks as in a run. If DDP cannot be traced, the plan for ddp is the plan for single plus a set
+of buckets (see rank_plan.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def planning_mode(
     backend.
 
     `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
-    so that real tensors work as well.
+    so that the model also works on real tensors.
     """
     replaced = AttributePatches()
     try:
@@ -71,9 +71,10 @@ class PlanBackend(Backend):
         self._on_model_built = built
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model, and keep Hugging Face's code from mistaking fake tensors for tracing.
+        """Build the model, and keep Hugging Face's code from taking fake tensors as a sign that it is being
+        traced.
 
-        When it is traced, that code never skips attention masks.
+        While it is being traced, that code never skips attention masks.
         """
         model = name_modules(changes.replace_real_tensors(model_fn()))
         self._on_model_built()
@@ -83,7 +84,7 @@ class PlanBackend(Backend):
         return model
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model on fake tensors; tensors on "meta" would not be fake, and neither kind needs
+        """Build the model on fake tensors, because tensors on "meta" would not be fake; neither kind needs
         memory."""
         return changes.replace_real_tensors(model_fn())
 
@@ -133,7 +134,8 @@ _FP32_FUNCTIONS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 @contextlib.contextmanager
 def emulate_cuda(precision: str, *, enabled: bool = True) -> Iterator[None]:
-    """Enter a context in which fake tensors need as much memory as on a GPU. `precision` is the run's."""
+    """Enter a context in which fake tensors need as much memory as on a GPU. `precision` is that of the
+    run."""
     if not enabled:
         yield
         return
@@ -198,7 +200,8 @@ def _make_attention() -> Callable[..., Tensor]:
 def attention_kernel(query: Tensor, mask: Tensor | None, *, enable_gqa: bool = False) -> str:
     """Return the attention kernel that a GPU of 2020 or newer would use: flash | efficient | math.
 
-    Flash needs 16-bit inputs and no mask; the efficient kernel needs rows that are a multiple of 16 bytes.
+    Flash needs 16-bit inputs and no mask; the efficient kernel needs rows whose size is a multiple of 16
+    bytes.
     """
     width, is_half = query.shape[-1], query.dtype in _HALVES
     if is_half and mask is None and width <= _FLASH_HEAD_WIDTH:
@@ -249,7 +252,8 @@ def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> Sa
 
 
 class ShapeDataset:
-    """A data set of which only the shapes are known: its batches stack samples of the same shape."""
+    """A data set whose samples are known only by their common shape; its batches stack samples of that
+    shape."""
 
     is_random = False
 
@@ -279,7 +283,7 @@ class LargestBatchDataset:
     def __init__(self, train: SampleSet, samples: Samples, config: RunConfig) -> None:
         self._train, self._samples, self._config = train, samples, config
         self._largest: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
-        """A batch and the sizes of its leaves, by number of samples."""
+        """Largest batch and the sizes of its leaves, by number of samples."""
 
     def __len__(self) -> int:
         return len(self._train)

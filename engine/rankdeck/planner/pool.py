@@ -3,9 +3,10 @@ line.
 
     this process imports torch once -> forks a child per rank, a few at a time -> reads results from a pipe
 
-The quickest candidates come first: the first child works while this process imports what the others need.
+The quickest candidates come first: the first child runs while this process imports what the other children
+need.
 
-Forking is safe while this process has one thread and no process group. It saves each rank the import, and
+Forking is safe while this process has one thread and no process group. It spares each rank the import, and
 isolates each rank from torch's state in the others. A user's model may print, call exit or be killed by a
 signal: that affects neither the other candidates nor stdout. Read rank_plan.py first.
 """
@@ -118,8 +119,8 @@ def plan_candidates(
 def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
     """Return the facts about a data set that the planner needs to plan its largest batch.
 
-    A data set that cannot be read is treated as uniform: every candidate fails on it too, with an
-    explanation.
+    A data set that cannot be read is treated as uniform: every candidate then also fails to read it, and
+    explains why.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
@@ -135,7 +136,7 @@ def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -
 
 
 class _ChildResult(msgspec.Struct):
-    """A rank's plan, and the output shapes that torch computed; later children reuse them."""
+    """A rank's plan, and the output shapes that torch computed for it; later children reuse these shapes."""
 
     needs: RankPlan
     answers: bytes
@@ -160,7 +161,8 @@ class _PendingCandidate:
     started_s: float | None = None
 
     def next_ranks(self) -> list[int]:
-        """Return the ranks that must be planned according to the results so far and have not been started."""
+        """Return the ranks that, according to the results so far, must be planned and have not been
+        started."""
         num_devices, movement = self.target.num_devices, self.movement
         needed = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)
         new = [rank for rank in needed if rank not in self.started_ranks]
@@ -275,8 +277,8 @@ class _PlanChild:
 
 
 def _run_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
-    """Compute and write the result, then exit without the cleanup inherited from the parent: buffers,
-    handlers, tests."""
+    """Compute and write the result, then exit without running the exit handlers or flushing the buffers
+    inherited from the parent."""
     code = 1
     try:
         die_with_parent()

@@ -1,4 +1,4 @@
-"""Import once the modules that planning a rank needs, so that children forked afterwards inherit them."""
+"""Import the modules that planning a rank needs before forking, so that the child processes inherit them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def preload() -> None:
 
 @functools.cache
 def preload_strategies() -> None:
-    """Import the modules that strategies on several devices need in addition, which takes as long as
-    `preload`."""
+    """Import the additional modules that multi-device strategies need, which takes as long as `preload`."""
     with freeze_new_objects():
         for name in _DISTRIBUTED_MODULES:
             importlib.import_module(name)

@@ -1,8 +1,8 @@
-"""Build a candidate's plan line from the needs of each rank, with constants and a verdict.
+"""Build a candidate's plan line from its ranks' plans; add memory outside the allocator and a verdict.
 
-`plan_rank` runs in its own process (pool.py) and always returns a result. Equal ranks are planned once. If a
-model cannot be traced, the line says so and gives only what is certain (persistent state). Read fake_pass.py
-first.
+`plan_rank` runs in its own process (pool.py) and always returns a result. Of several equal ranks, only one is
+planned. If a model cannot be traced, the line says so and contains only what is certain (persistent state).
+Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _DDP_FALLBACK_NOTE = phrase(
 class RankPlan(TranslatableStruct):
     """Memory and work of one rank's devices in a step; if unknown, `reason` says why.
 
-    For `bound` and `refusal` see PlanLine, for `alike` candidates.py, for `operations` and `mesh`
+    `bound` and `refusal` are described in PlanLine, `alike` in candidates.py, `operations` and `mesh` in
     run/movement.py.
     """
 
@@ -102,8 +102,8 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """Return one rank of each kind; only rank 0's plan tells which slices of weights are equal. With
-    `movement`, return all ranks if ranks with equal memory send to different peers."""
+    """Return one rank of each group of equal ranks; rank 0's plan says which slices of weights are equal.
+    With `movement`, return all ranks if ranks with equal memory send to different peers."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
@@ -186,7 +186,7 @@ def _fullest_bytes(needs: RankPlan) -> int:
 
 
 def _persistent_device(device_index: int, device: DeviceBytes) -> PlannedDevice:
-    """Return what persists between steps, without other tensors that the error of the pass may hold."""
+    """Return only the persistent memory, without other tensors that were live when the pass failed."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _PERSISTENT_KINDS if device.live_by_kind[kind]}
     num_bytes = sum(by_kind.values())
     return PlannedDevice(device=device_index, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
@@ -222,7 +222,7 @@ def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | No
 def _plan_device(
     result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
-    """Return what the device `device_index` of the pass would need on device `index` of the target."""
+    """Return what the pass's device `device_index` would need as the target's device `index`."""
     # cuBLAS workspaces lie inside the allocator, from the first matmul on.
     peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
     by_kind = {
@@ -279,13 +279,13 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the problem that a run would have too; None if the cause is code that ran on fake tensors."""
+    """Return the problem that a run would have too; None if code failed only on fake tensors."""
     # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 
 
 def empty_line(candidate: Candidate, target: Target, error: RankdeckError | None = None) -> PlanLine:
-    """Return the line of a candidate without a prediction."""
+    """Return a candidate's plan line without a prediction."""
     return PlanLine(
         strategy=candidate.strategy,
         options=dict(candidate.options),
@@ -309,7 +309,7 @@ def build_plan_line(
     *,
     movement: bool = False,
 ) -> PlanLine:
-    """Build a candidate's line, with `movement` also the data moved in a step. `scale`: see step_cost.py."""
+    """Build a candidate's line; `movement` adds the data moved in a step. For `scale` see step_cost.py."""
     line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)
     for rank_plan in planned.values():

@@ -1,8 +1,8 @@
 """Read samples, one by one and in batches, for as long as the time budget lasts. Read samples.py first.
 
-At least one sample is read, as are batches that repeat it, which show how a batch grows. The other samples
-follow in random order, then batches of the largest and the smallest, and batches as a run reads them. A batch
-that would take longer than the remaining time is not read.
+The first sample is always read, and batches that repeat it show how a batch grows. Then the other samples are
+read in random order, then batches that combine the smallest and largest samples, and finally batches like
+those of a run. A batch that would take longer than the remaining time is not read.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 
 BUDGET_S = 3.0
 _SINGLE_SAMPLE_SHARE = 0.6
-"""Share of the time for reading samples alone."""
+"""Share of the time budget for reading samples one by one."""
 _MAX_SAMPLES = 200_000
 _MAX_EXTREMES = 6
 _MAX_PADDING_CHECKS = 256
 """Maximum number of samples of one shape that are checked for padding."""
 _NUM_RUN_BATCHES = 4
-"""Number of batches of the run's own size."""
+"""Number of batches to read at the run's batch size."""
 _NUM_MEASURED_BATCHES = 8
-"""Number of batches of each size, if sizes follow no rule."""
+"""Number of batches to read at each batch size if no growth rule was found."""
 
 Leaves = list[Tensor | int]
 
@@ -78,7 +78,7 @@ def _has_padding(train: SampleSet, budget_s: float) -> bool:
 
 
 def mask_of(batch: Any) -> Tensor | None:
-    """Return the padding mask, which is identified by its name in Hugging Face's models."""
+    """Return a batch's padding mask, by its name in Hugging Face's models; None without a mask."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     return mask if isinstance(mask, Tensor) else None
@@ -100,7 +100,7 @@ class _SampleReader:
         self._single_sizes = {0: _sizes(first)}
         self._elements = {0: num_elements(first)}
         self._probes: list[tuple[list[int], list[int]]] = []
-        """Pairs of a batch's samples and its sizes."""
+        """For each batch that was read, the indices of its samples and the sizes of the batch."""
         self._has_uniform_structure = True
         self._has_padding = False
 
@@ -143,7 +143,7 @@ class _SampleReader:
         )
 
     def _growths(self) -> list[Growth]:
-        """Return a rule for each size; none if batches differ in structure."""
+        """Return the growth rule of each size; an empty list if batches differ in structure."""
         if not self._has_uniform_structure:
             return []
         return [
@@ -186,7 +186,8 @@ class _SampleReader:
             yield [read_indices[ranked[0]], *(read_indices[position] for position in ranked[-2:])]
 
     def _run_batch_sizes(self, how_many: int) -> Iterator[tuple[int, int]]:
-        """Yield possible batch sizes of the run, largest first, each with how many such batches to read."""
+        """Yield (batch size, `how_many`), halving the run's batch size, for each size that the remaining time
+        allows."""
         num = self._config.train.global_batch // self._config.train.accumulate
         while num > 1:
             if self._estimated_s(num) <= self._remaining_s():

@@ -1,13 +1,13 @@
-"""Find the largest batch that a run reads: the sizes of a user's samples, and how batches grow with them.
+"""Find the largest batch that a run reads, from the sizes of the user's samples and the way batches grow.
 
     alone          samples are read one by one, until all are read or the time is up
     in batches     some batches are read as a run reads them, to find the rule that their sizes follow
-    in the run     the size of every batch of the run then follows from the sample order that its seed gives
+    in the run     the size of every batch then follows from the run's sample order, which its seed determines
 
-Samples that are stacked have one shape, as do those of the catalogue. A data set that reads whole batches may
-pad each batch to its longest sample or concatenate samples, so that memory depends on a batch that occurs
-once per epoch. Reading takes a few seconds at most and runs a user's code, so it has its own process
-(pool.py). If some samples were not read or sizes follow no rule, the plan is a lower bound. Read
+Stacked samples all have the same shape, as do those of the catalogue's data sets. A data set that reads whole
+batches may pad each batch to its longest sample or concatenate samples, so that memory depends on a batch
+that occurs once per epoch. Reading takes a few seconds at most and runs a user's code, so it has its own
+process (pool.py). If some samples were not read or sizes follow no rule, the plan is a lower bound. Read
 sample_reader.py and fake_pass.py next.
 """
 
@@ -27,14 +27,14 @@ from rankdeck.data.samplers import EpochLayout, epoch_order
 from rankdeck.parallel.pytree import map_tensors
 
 _MAX_DRAWN = 5_000_000
-"""Maximum number of samples followed into their batches; later ones are assumed to be similar."""
+"""Maximum number of samples in the simulated epochs; later epochs are assumed to be similar."""
 
 Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The samples of the largest batch, and the largest value of each size in any batch.
+    """The indices of the samples in the largest batch, and the maximum of each size over all batches.
 
     `sizes` is None if batches differ in structure.
     """
@@ -46,12 +46,12 @@ class LargestBatch:
 class Samples(msgspec.Struct, frozen=True):
     """Shapes and sizes of a data set's samples and batches, as far as they are known.
 
-    `num_dims` has the number of dims for each tensor of a batch, -1 for a number that is not a tensor.
+    `num_dims` lists the number of dims of each tensor in a batch, and -1 for each number outside a tensor.
     `sizes` and `growths` have one entry for each dim and number; both are empty if batches differ in
     structure. Each entry of `sizes` lists the sizes of the samples in `sample_indices`, or one size if all
-    are equal; `elements` is the number of elements of each of these samples. `batches` has the largest sizes
-    of batches that were read, by number of samples. `longest` is data.longest. `has_padding`: some batches
-    have padding, according to their mask.
+    are equal; `elements` is the number of elements of each of these samples. `batches` maps a number of
+    samples to the largest sizes of the batches that were read with that number. `longest` is the configured
+    data.longest. `has_padding` is true if the mask of any batch shows padding.
     """
 
     num_samples: int = 0
@@ -176,7 +176,7 @@ class Samples(msgspec.Struct, frozen=True):
         ]
 
     def largest_batch(self, num: int, config: RunConfig) -> LargestBatch:
-        """Return the largest of the batches of `num` samples that a run with this configuration reads."""
+        """Return the largest batch of `num` samples that a run with this configuration reads."""
         columns = [torch.tensor(sizes) for sizes in self.sizes]
         elements, most_elements = torch.tensor(self.elements), -1
         largest: list[int] = [0] * len(columns)
@@ -211,7 +211,8 @@ class Samples(msgspec.Struct, frozen=True):
     def _measured_size(self, index: int, num: int) -> int:
         """Estimate the size at `index` from the batches that were read.
 
-        Uses the smallest batch with at least `num` samples, or else scales up the one with the most samples.
+        Use the smallest batch with at least `num` samples; if there is none, scale up the batch with the most
+        samples.
         """
         if not self.batches:
             return 0
@@ -222,9 +223,9 @@ class Samples(msgspec.Struct, frozen=True):
         return -(-self.batches[count][index] * num // count)
 
     def _run_batches(self, num: int, config: RunConfig) -> Iterator[Tensor]:
-        """Yield the batches of `num` samples for each epoch, (B, num), as positions in `sample_indices`.
+        """Yield each epoch's batches as a tensor (B, `num`) of positions in `sample_indices`.
 
-        If not all samples were read, batches are drawn at random from those that were.
+        If only some samples were read, the batches are drawn at random from those.
         """
         train = config.train
         epochs = EpochLayout(self.num_samples, train.global_batch, keep_last=config.data.last == "keep")
@@ -251,7 +252,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 UNIFORM = Samples()
-"""For data whose samples all have the same size."""
+"""The `Samples` of data whose samples all have the same size."""
 
 
 def _is_varied(sizes: Sequence[int]) -> bool:
@@ -273,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""A size in each sample of a batch alone, and the same size in the batch."""
+"""One size of each sample of a batch when read alone, and the same size of the batch."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -290,7 +291,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def find_growth(probes: Sequence[Probe]) -> Growth:
-    """Return the rule that all these batches follow; unknown if none has several samples."""
+    """Return the rule of these batches; "unknown" if there is none or no batch has several samples."""
     if any(len(alone) > 1 for alone, _ in probes) and all(size == max(alone) for alone, size in probes):
         return Growth(LONGEST)
     shared = {divmod(sum(alone) - size, len(alone) - 1) for alone, size in probes if len(alone) > 1}
@@ -326,5 +327,6 @@ def num_elements(leaves: Sequence[Tensor | int]) -> int:
 
 
 def resize_leaf(leaf: Any, sizes: Sequence[int]) -> Any:
-    """Return a leaf with these sizes; its content is not kept."""
+    """Return a zero tensor of the leaf's dtype with these sizes; for a number, return its new value,
+    `sizes[0]`."""
     return torch.zeros(tuple(sizes), dtype=leaf.dtype) if isinstance(leaf, Tensor) else sizes[0]

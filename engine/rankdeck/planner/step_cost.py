@@ -2,8 +2,8 @@
 
     roofline of a step = sum over operations of max(FLOPs / rate, bytes / bandwidth)
 
-No step reaches the roofline, so the time is a range: from 90 % of the roofline's speed to 35 % plus the
-launch of every kernel. Read fake_pass.py first.
+No step reaches the roofline, so the time is a range: at best a step runs at 90 % of the roofline's speed, at
+worst at 35 %, plus the launch time of every kernel. Read fake_pass.py first.
 
 Source: Williams et al., "Roofline" (2009); torch.utils.flop_counter for the FLOPs of an operation.
 """
@@ -47,7 +47,7 @@ class Work:
 
 
 class WorkCounter:
-    """Counter of operations, each on the device of its first tensor."""
+    """Counter of each device's work; an operation counts for the device of its first tensor."""
 
     def __init__(self, ledger: PlanLedger, rates: Rates | None) -> None:
         self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(ledger.num_devices)]
@@ -93,7 +93,7 @@ class WorkCounter:
 
 
 def _rate(rates: Rates, func: Any, dtype: torch.dtype) -> float:
-    """Return the FLOPs per second of a matmul or convolution; torch's own switches may select TF32."""
+    """Return the FLOPs per second of a matmul or convolution; for fp32, torch's settings may select TF32."""
     if dtype in _HALVES:
         return rates.half_flops_per_s
     is_convolution = "convolution" in func.__name__
@@ -170,7 +170,7 @@ def estimate_step_time(
 
 
 class StepRecorder:
-    """Recorder of one rank's step. `device_indices` are the indices of its devices in the run."""
+    """Recorder of one rank's step. `device_indices` are the run's indices of the rank's devices."""
 
     def __init__(self, work: WorkCounter, device_indices: Sequence[int]) -> None:
         self._work = work
@@ -179,7 +179,7 @@ class StepRecorder:
         self._moved: list[list[tuple[float, Operation]]] = [[] for _ in device_indices]
 
     def add(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any) -> None:
-        """Record an operation that was computed on shapes."""
+        """Record an operation that ran on fake tensors."""
         sent = parse_collective(func, args)
         if sent is not None:
             self.record_collective(sent)

@@ -1,13 +1,13 @@
-"""Answer a model's reads of values that a plan does not have: which branch to take, how many rows an expert
-gets.
+"""Answer a model's reads of tensor values, which a plan does not have: which branch to take, how many rows an
+expert gets.
 
     at most      tensors whose shape depends on values are as large as possible: every token to every expert
     at least     reads are answered from the run's first samples and weights: if the model is small enough,
                  its forward is computed once, and its reads are recorded
     either way   otherwise every read is answered with yes, and then with no
 
-Recorded answers are replayed in order to the module that reads, however its layers are split and its batch is
-shared. Read fake_values.py first; rank_plan.py uses the answers.
+Recorded answers are replayed in order to the module that reads them, however layers and batches are split.
+Read fake_values.py first; rank_plan.py uses the answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rankdeck.torch_compat.modules import apply_to_tensors
 from rankdeck.training import workload as workloads
 
 MAX_WORK = 10**11
-"""Number of weights times input elements; about this many products take a few seconds."""
+"""Maximum of the number of weights times the number of input elements; such a forward takes a few seconds."""
 _NAME_ATTRIBUTE = "_rankdeck_name"
 _MAX_QUESTIONS = 1_000
 _aten = torch.ops.aten
@@ -55,7 +55,7 @@ AnswerFn = Callable[[Any, tuple[Any, ...], Kwargs], Any]
 
 
 def has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:
-    """Check whether the output shape depends on values."""
+    """Check whether the shape of an operation's output depends on the values of tensors."""
     if func is _aten.index.Tensor:
         return any(
             isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -74,7 +74,7 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-    """Return an operation's largest possible result; a read of a plain value still raises an error."""
+    """Return an operation's largest possible result; reading a plain value still raises an error."""
     if func is _aten.nonzero.default:
         return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
     if func is _aten.masked_select.default:
@@ -104,7 +104,8 @@ def _index_all(tensor: Tensor, indices: list[Any]) -> Tensor:
 
 
 class FixedAnswer:
-    """The same answer to every read; shapes are as large as possible."""
+    """Function that gives the same answer to every read of a value and makes dynamic shapes as large as
+    possible."""
 
     def __init__(self, answer: bool) -> None:
         self._answer = answer
@@ -122,14 +123,16 @@ class FixedAnswer:
 
 
 class RecordedAnswers:
-    """Values that a computed forward read, by reading module, operation and kind of numbers."""
+    """Values that the model read in a computed forward, by the reading module, operation and kind of
+    dtype."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], list[Any]] = {}
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """Number of true elements of a mask, by its storage: backward uses masks again."""
+        """Number of true elements of each mask, by the mask's storage, because backward uses the masks again.
+        """
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:
@@ -166,7 +169,7 @@ class RecordedAnswers:
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
         """Return how often `asker` has read this `key` before.
 
-        The count restarts from zero for a block that recomputes in backward.
+        The count restarts from zero when backward recomputes a block.
         """
         counts, backward = vars(self._thread_counts), backward_id()
         # A recomputed forward reads the same values in the same order, so each backward restarts the count.
@@ -177,7 +180,7 @@ class RecordedAnswers:
         return int(num_reads[key])
 
     def _replay_in_backward(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Answer for an operation of autograd itself."""
+        """Answer an operation that autograd itself runs in backward."""
         out = self._fallback(func, args, kwargs)
         mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
         rows = None if mask is None else self._mask_rows.get(storage_key(mask.untyped_storage()))
@@ -185,8 +188,7 @@ class RecordedAnswers:
 
 
 def _dtype_kind(tensor: Tensor) -> str:
-    """Return the kind of a tensor's numbers, without their width, which autocast may change after the
-    recording."""
+    """Return "real", "truth" or "whole", but no width: autocast may change the width after the recording."""
     return "real" if tensor.is_floating_point() else "truth" if tensor.dtype == torch.bool else "whole"
 
 
@@ -232,9 +234,10 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """Record the values that the model's first forward reads; None if it is too large to compute, or fails.
+    """Record the values that the model's first forward reads; None if the forward is too large to compute, or
+    fails.
 
-    The forward gets as many samples as one forward of the run: the largest batch if batches vary, else the
+    The forward runs on as many samples as one forward of the run: the largest batch if batches vary, else the
     first samples.
     """
     train = config.train
@@ -262,9 +265,9 @@ def record_answers(
 
 @contextlib.contextmanager
 def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
-    """Enter a context that records `Tensor.tolist`, which is not an operation on a real tensor.
+    """Enter a context that records `Tensor.tolist`, which is not a dispatched operation on a real tensor.
 
-    On a fake tensor, `tolist` reads number by number.
+    On a fake tensor, `tolist` reads one number at a time.
     """
     replaced, original = AttributePatches(), Tensor.tolist
 
@@ -301,7 +304,7 @@ _DATA_DEPENDENT_TEXTS = {
         ),
     ),
 }
-"""Texts by the exception that torch raises where values are missing: without and with a location in user
+"""Texts for each exception that torch raises when a value is missing: without and with a location in user
 code."""
 
 

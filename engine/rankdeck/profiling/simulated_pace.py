@@ -38,7 +38,7 @@ _COUNTING, _TIMING, _HOLDING = "counting", "timing", "holding"
 
 _Key = tuple[int, str, int | None]
 MaxOverRanks = Callable[[list[float]], list[float]]
-"""Returns the element-wise maximum over all ranks."""
+"""Function that returns the element-wise maximum over all ranks."""
 
 
 @dataclass
@@ -79,10 +79,10 @@ class _ThreadState(threading.local):
 
 
 class SimulatedPace:
-    """Pacing of one rank's devices: their slots last as long as a rate shared by all ranks requires.
+    """Pacing of one rank's devices: a rate shared by all ranks determines how long their slots last.
 
     `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
-    `communicates_in_forward`, a slot may wait for other ranks midway; that wait does not count as its
+    `communicates_in_forward`, a slot may wait for other ranks midway; that wait does not count as
     computation.
     """
 
@@ -113,8 +113,8 @@ class SimulatedPace:
         self._mode = self._start_counting()
 
     def _start_counting(self) -> _FlopCounterMode | None:
-        """Enter and return a FLOP counter mode; return None after the first step, or if this thread has
-        one."""
+        """Enter and return a FLOP counter mode; return None after the first step, or if this thread already
+        has a mode."""
         if self._state != _COUNTING or self._thread.is_counted:
             return None
         self._thread.is_counted = True
@@ -124,7 +124,7 @@ class SimulatedPace:
         return mode
 
     def end_step(self) -> None:
-        """Advance to the next state.
+        """Switch from counting to timing after the first step, and from timing to pacing after the second.
 
         Raises:
             ConfigError: the devices cannot keep to the requested rate.
@@ -264,7 +264,7 @@ def make_pace(
     """Return the simulated pace of a rank's devices, or None if the configuration does not ask for one.
 
     Raises:
-        ConfigError: the devices are GPUs, which have a pace of their own.
+        ConfigError: the devices are GPUs, whose pace is not simulated.
     """
     if config.rehearsal.pace != "simulated":
         return None
@@ -291,13 +291,14 @@ def make_pace(
 
 
 def _round_down(value: float) -> float:
-    """Round down to two significant digits, for a value that a user types."""
+    """Round down to two significant digits, for a value that the user is advised to enter."""
     rounded = float(f"{value:.2g}")
     return rounded if rounded <= value else float(f"{value * 0.95:.2g}")
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """Return each parameter's share of the backward's work, by its size; embeddings count as 0."""
+    """Return each parameter's share of the backward's work by id, estimated from its size; embeddings count
+    as 0."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1

@@ -100,7 +100,8 @@ class SpanRecorder:
     ) -> None:
         self.pace = pace
         self.find_late_spans: Callable[[], Iterable[LateSpan]] = tuple
-        """Called at the end of the step after a sampled one, to get phases that are known only then."""
+        """Callback at the end of the step after a sampled step, which returns phases that are known only
+        then."""
         self._num_devices = len(devices)
         self._clock = GpuClock(devices) if devices[0].type == "cuda" else HostClock()
         self._sample: _Sample | None = None
@@ -172,7 +173,7 @@ class SpanRecorder:
             sample.marks.append(mark)
 
     def start_step(self, step: int, *, record: bool, is_tracked: bool = False) -> None:
-        """Start a step. `is_tracked`: the memory ledger slows the step down."""
+        """Start a step. `is_tracked` says that the memory ledger tracks the step, which slows it down."""
         self._active = record or self.pace is not None
         if self.pace is not None:
             self.pace.start_step()
@@ -289,7 +290,7 @@ class StepClock:
 
 
 class HostClock:
-    """Clock with the host's seconds as timestamps, the same for all ranks of a machine."""
+    """Clock whose timestamps are seconds of the host's clock, which all ranks on a machine share."""
 
     def __init__(self) -> None:
         self._to_unix_s = time.time() - time.perf_counter()
@@ -338,7 +339,7 @@ class _GpuStepClock(StepClock):
 
 
 class GpuClock:
-    """Clock with CUDA events in the current streams of `devices` as timestamps."""
+    """Clock whose timestamps are CUDA events in the current streams of `devices`."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = list(devices)

@@ -1,5 +1,5 @@
-"""Estimate how far another host's clock is ahead. Standard library only, because guards import this
-module."""
+"""Estimate how far another host's clock is ahead. Guards import this module, so it uses only the standard
+library."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """Clock offset from the answer with the shortest round trip in `WINDOW_S`.
+    """Clock offset, taken from the answer with the shortest round trip within `WINDOW_S`.
 
-    Half of the round trip is the largest possible error.
+    The error of the offset is at most half of that round trip.
     """
 
     def __init__(self) -> None:

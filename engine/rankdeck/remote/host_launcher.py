@@ -1,4 +1,4 @@
-"""Start the parts of a multi-host run, each on its host through one pipe.
+"""Start each part of a multi-host run on its host, through one pipe per host.
 
     connect to all hosts  ->  send configuration and code to all  ->  start the coordinator, which listens
     ->  start the nodes, which join it  ->  from then on the run does not need these pipes
@@ -95,8 +95,7 @@ def _launch(
 
 
 def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
-    """Stop the run after the coordinator's command has printed the run's path; it cannot be stopped
-    earlier."""
+    """Wait until the coordinator's command has printed the run's path, then stop the run by that path."""
     coordinator = first.host
     hosts.poll_until(lambda: first.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S)
     path, stopped = first.result().path, first
@@ -124,7 +123,7 @@ def _wait_for_results(
 ) -> CommandResult:
     """Wait until all commands have ended and return the last command's result.
 
-    `run_location` is the location of the coordinator's part, for advice.
+    `run_location` is the location of the coordinator's part, which an error's advice mentions.
 
     Raises:
         MachineError, ConfigError: a part could not be started.
@@ -154,7 +153,8 @@ def _launch_error(ran: RemoteCommand, result: CommandResult, run_location: str) 
 
 
 def _copy_advice(host: RemoteHost, run_location: str) -> str:
-    """Return advice for a missing part of a run: copy the coordinator's, which has the same checkpoints.
+    """Return the advice to copy the coordinator's part of a run, whose checkpoints are the same, to a host
+    without one.
 
     The folder of runs is assumed to have the same path on both hosts.
     """

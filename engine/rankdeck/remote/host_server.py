@@ -31,13 +31,13 @@ from rankdeck.remote.wire import MAX_BODY_BYTES, Message, Piece, Told, Whole
 from rankdeck.run_dir import RunDir
 
 SILENCE_TIMEOUT_S = 30.0
-"""The client sends a ping each second."""
+"""Time without any message after which the server exits; the client sends a ping each second."""
 POLL_INTERVAL_S = 0.05
-"""How often the files of a followed run are scanned."""
+"""Interval between scans of a followed run's files."""
 _MAX_PENDING_BYTES = 1 << 20
-"""At this number of unsent bytes, no more output or files are read."""
+"""Number of unsent bytes from which on no more output or files are read."""
 _MAX_CONCURRENT = 64
-"""Most running commands, and most followed runs."""
+"""Maximum number of running commands, and of followed runs."""
 _GRACE_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
@@ -97,7 +97,7 @@ class HostServer:
         self._last_scan_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client has gone."""
+        """Serve until the client is gone."""
         read_end, write_end = self._pipe_fds
         for handle in self._pipe_fds:
             os.set_blocking(handle, False)

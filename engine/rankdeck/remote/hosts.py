@@ -68,7 +68,7 @@ class RemoteCommand:
         )
 
     def send_signal(self, number: int = signal.SIGTERM) -> None:
-        """Send the command a signal, by default to end it."""
+        """Send a signal to the command, by default SIGTERM."""
         if self.exit_code is None:
             self.host.link.send(wire.Signal(number=self.number, signal=number))
 
@@ -76,8 +76,8 @@ class RemoteCommand:
 class RemoteHost:
     """One remote host. `folder` is where the sent archive is unpacked.
 
-    `refusal` is the host's answer to a request that it refused; `error` is why the host is no longer used.
-    `on_output` is called with a command's output: the stream (1 or 2) and the bytes.
+    `refusal` is the host's answer to a request that it refused; `error` is the reason why the host is no
+    longer used. `on_output` is called with a command's output: the stream (1 or 2) and the bytes.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class RemoteHost:
 
 
 class RemoteHosts:
-    """Several remote hosts in order; a context manager. `report(host, text)` is called with the stderr of
-    commands.
+    """Context manager for several remote hosts, in order. `report(host, text)` is called with the commands'
+    stderr.
 
     Raises:
         ConfigError: a host's name is invalid.

@@ -1,7 +1,7 @@
 """Install this version of Rankdeck on another host, from a wheel that is built locally and sent over ssh.
 
-It is installed into its own virtual environment in ~/.local/share/rankdeck, or into the environment of a
-given Python. Its dependencies come from the host's own pip index, with the local version of torch.
+Rankdeck is installed into its own virtual environment in ~/.local/share/rankdeck, or into the environment of
+a given Python. The host's pip installs the dependencies from its own index, with the local version of torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Local end of the pipe to a host, which reconnects whenever the pipe breaks.
 
-The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. If the first
-connection fails, that is an error; a later one is retried for as long as the owner polls. The link sends its
-own pings to measure how old the received data is, because ssh notices a lost connection only after a quarter
-of a minute.
+The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
+the first connection is an error; later connections are retried for as long as the owner polls. The link sends
+its own pings to measure how old the received data is, because ssh notices a lost connection only after a
+quarter of a minute.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from rankdeck.run_dir import ORIGIN_FILE, RunDir, RunOrigin, slug
 
 _POLL_INTERVAL_S = 0.05
 _RUN_NUMBER = 0
-"""Request number of the followed run; commands about it are numbered from 1."""
+"""Number of the request to follow the run; commands about the run are numbered from 1."""
 
 
 class RemoteRun:
@@ -79,7 +79,7 @@ class RemoteRun:
         return run
 
     def wait_for_copy(self, seconds: float | None) -> RunDir | None:
-        """Return the copy as `copy` does, but None if it is not readable within `seconds`."""
+        """Wait for the copy like `copy`, but return None if it is not readable within `seconds`."""
         if not self._copy_ready.wait(seconds):
             return None
         if self._error is not None:

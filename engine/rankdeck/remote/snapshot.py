@@ -1,9 +1,9 @@
 """Pack a configuration and its code into an archive, and unpack it on another host.
 
-The code is the configuration's folder: the files that git tracks or would add, or without git its Python
-files and its lock file. Large files are left out: data is never moved. The unpacked folder is named after the
-archive's hash, so that the same code is stored only once. It is kept as long as the configuration of a run on
-that host names it, since the run may be resumed at any time, and for a month longer.
+The code consists of the files in the configuration's folder that git tracks or would add; without git, of the
+Python files and the lock file. Large files are left out: data is never moved. The unpacked folder is named
+after the archive's hash, so that the same code is stored only once. It is kept as long as the configuration
+of a run on that host names it, since the run may be resumed at any time, and for a month longer.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_ARCHIVE_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _KEEP_UNUSED_S = 30 * 86_400.0
 _CLEANUP_TIMEOUT_S = 2.0
-"""Short enough that the client gets its answer before it considers the host silent."""
+"""Time limit of a cleanup, so short that the client gets its answer before it considers the host silent."""
 _UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
-"""Names of unpacked folders, and of temporary ones that are partly unpacked or removed."""
+"""Names of unpacked folders, and of temporary folders that are being unpacked or removed."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 
@@ -193,7 +193,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove a folder, after giving it a temporary name because the removal may stop halfway.
+    """Give an unused folder a temporary name and then remove it, because the removal may stop halfway.
 
     Raises:
         OSError: the folder cannot be renamed.
@@ -223,7 +223,7 @@ def _is_unused(path: Path) -> bool:
 
 
 def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
-    """Yield each of the `names` that a local run's configuration contains, once, and stop at the time
+    """Yield, once each, the `names` that the configurations of local runs contain; stop at the time
     `until_s`."""
     for run in _run_folders() if names else ():
         if not names or time.monotonic() > until_s:

@@ -24,14 +24,15 @@ from rankdeck.base.phrases import phrase
 SSH_ENV = "RANKDECK_SSH"
 """Environment variable with the command to run instead of `ssh`, like GIT_SSH_COMMAND."""
 CONNECT_TIMEOUT_S = 20
-"""A distant host needs ten seconds."""
+"""Time limit for connecting, which may take ten seconds if the host is distant."""
 _HOST_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
 _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
 _PERSIST_S = 30
 """How long an unused shared connection stays open."""
 _CLOSE_TIMEOUT_S = 2.0
 _MAX_FOLDER_LENGTH = 50
-"""A socket's path has at most 107 bytes, %C has 40, and ssh adds 17 while it creates the socket."""
+"""Limit for a folder of sockets: a socket's path has at most 107 bytes, of which %C takes 40 and the suffix
+that ssh adds temporarily takes 17."""
 _SSH_ERROR = 255
 """Exit code of ssh for its own errors; every other code is the remote command's."""
 # A command that ssh runs does not have a login shell's PATH, so the likely places are tried, starting with
@@ -86,12 +87,12 @@ def shell_command(host: str, script: str, *arguments: str) -> list[str]:
 
 
 def ssh_program() -> list[str]:
-    """Return the ssh command, or its replacement."""
+    """Return the ssh command, or the command that `SSH_ENV` names instead."""
     return shlex.split(os.environ.get(SSH_ENV, "")) or ["ssh"]
 
 
 def close_shared_connection(host: str) -> None:
-    """Close the shared connection because it does not respond and its next user would wait for it."""
+    """Close the shared connection, which does not respond, so that the next command does not wait for it."""
     control = _control_path()
     if control is None:
         return

@@ -14,9 +14,9 @@ from rankdeck.base import files
 from rankdeck.run_dir import CLOCKS_FILE
 
 MAX_FILES = 20_000
-"""Most files of a run: 4,096 ranks have about this many in one attempt."""
+"""Maximum number of files of a run; one attempt with 4,096 ranks has about this many."""
 MAX_LOG_BYTES = 64 << 20
-"""Most bytes of a log that are copied; the rest stays on its host."""
+"""Maximum number of bytes of a log that are copied; the rest stays on the run's host."""
 _CHECKSUM_BYTES = 4096
 _NUMBER = "[0-9]{1,9}"
 _HOST = "[A-Za-z0-9_-]{1,255}"
@@ -73,7 +73,7 @@ def replaced_files(run: Path) -> list[str]:
 
 
 def tail_checksum(path: Path, size: int) -> int:
-    """Return a checksum of the last bytes of the first `size` bytes; equal checksums indicate the same file.
+    """Return a checksum of the bytes just before offset `size`; equal checksums indicate the same file.
 
     Raises:
         OSError: the file cannot be read.

@@ -96,13 +96,13 @@ class Welcome(Message, frozen=True, kw_only=True):
     version: str
     host: str
     address: str = ""
-    """The server's own address of the connection; empty without a network."""
+    """The server's address in this ssh connection; empty without a network."""
     caller: str = ""
     """The client's address, as the server sees it."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """Answer to a `Ping` that repeats its `sent`; `now` is the time on the server's clock (Unix seconds)."""
+    """Answer to a `Ping`, whose `sent` it repeats; `now` is the time on the server's clock (Unix seconds)."""
 
     sent: float
     now: float

@@ -122,7 +122,8 @@ class StepAnatomy:
 
     @property
     def pipeline_window(self) -> tuple[float, float] | None:
-        """Seconds from a pipeline's first forward to its last backward; None without a pipeline."""
+        """Start of a pipeline's first forward and end of its last backward, in seconds; None without a
+        pipeline."""
         work = [span for row in self.rows for span in row.microbatch_work()]
         return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
 
@@ -216,7 +217,8 @@ class AnatomyCollector:
 
     @property
     def last(self) -> StepAnatomy | None:
-        """The newest complete step; one slowed down by the ledger only if there is no other."""
+        """The newest complete step that the ledger did not track; if there is none, the newest tracked
+        step."""
         anatomies = self._complete_steps[False] or self._complete_steps[True]
         return anatomies[-1] if anatomies else None
 
@@ -265,7 +267,7 @@ class AnatomyCollector:
         return anatomy
 
     def bubbles(self, *, is_tracked: bool) -> Sequence[tuple[int, float, float]]:
-        """Return (step, bubble with a flush, bubble without a flush) of complete steps."""
+        """Return (step, bubble with a flush, bubble without a flush) of each complete step."""
         return self._bubbles[is_tracked]
 
 

@@ -1,4 +1,4 @@
-"""Hold the state of one attempt of a run, built from its files in any reading order.
+"""Hold the state of one attempt of a run, which is built from the attempt's files in any order.
 
 Only `cut` depends on another attempt: steps that a later attempt trains again become history and are
 discarded. run_state.py combines the attempts.
@@ -77,7 +77,7 @@ class Attempt:
         self._early_blocks: list[StepBlock] = []
         """Steps that were read before the kind of the run was known."""
         self.trained_steps = Series(32_768, 4_096, keyed=True)
-        """Steps over the Unix times of their ends, including those that a later attempt trained again."""
+        """Steps by the Unix time at which they ended, including steps that a later attempt trained again."""
         self.script = ScriptReports(metrics=LoggedMetrics(MAX_POINTS if max_rows is not None else None))
 
     @property
@@ -145,9 +145,9 @@ class Attempt:
         return self.joiner if isinstance(self.joiner, ScriptStepJoiner) else None
 
     def samples_per_step(self) -> float:
-        """Return the samples to assume for a step without a sample count; NaN if unknown.
+        """Return the number of samples to assume for a step that reports none; NaN if unknown.
 
-        A script's loaders report the samples of most steps, or of none.
+        For a script, this is the mean of the known numbers, if most steps have one.
         """
         if self.started is not None and self.started.global_batch:
             return float(self.started.global_batch)
@@ -281,7 +281,7 @@ class Attempt:
         return True
 
     def apply_event(self, source: EventPosition, event: events.AnyEvent) -> None:
-        """Apply an event that needs no return value."""
+        """Apply an event of a kind for which the caller needs no result."""
         if isinstance(event, events.Phase | events.CheckpointSaved):
             self._progress_time = max(self._progress_time, event.t)
         match event:

@@ -1,5 +1,4 @@
-"""Sort the events of a run's files into columns, which is the part of the work whose cost grows with each
-event.
+"""Sort the events of a run's files into columns, the only work whose cost grows with the number of events.
 
 A batch is filled by the thread that reads the files (in the app, a separate one). `RunState.apply` then takes
 nearly the same time for any number of events. run_state.py uses this module.
@@ -35,15 +34,15 @@ from rankdeck.run.step_blocks import StepBlock, to_blocks
 from rankdeck.run_dir import EventReader, LineCounts, parse_attempt
 
 _VALIDATED_LATER = (Spans, Observed, Collectives)
-"""Events that stay valid in part if one of their values is absurd."""
+"""Events whose other values are still used if one value is absurd."""
 _INT_LIMIT = 1 << 62
-"""More bytes than any device has."""
+"""Limit for a number of bytes; no device has this many."""
 _MAX_UTILISATION = 100
 """Full utilisation is 1; rounding, or a count over several cores, may exceed it."""
 
 
 class RunChange(Flag):
-    """Changes that a batch of events made; a view repaints only the parts that it shows."""
+    """Kinds of data that a batch of events changed; a view repaints only if it shows one of them."""
 
     NOTHING = 0
     STEPS = auto()
@@ -57,8 +56,7 @@ class RunChange(Flag):
 
 
 class EventPosition(NamedTuple):
-    """Position of an event, which defines one order for the events of several files, whatever the reading
-    order."""
+    """Sort key that orders the events of several files, whatever the order in which the files are read."""
 
     attempt: int
     t: float
@@ -75,7 +73,7 @@ class ReadingColumns:
     utilisation_t: list[float] = field(default_factory=list)
     utilisation: list[float] = field(default_factory=list)
     interval_s: list[float] = field(default_factory=list)
-    """The seconds that each utilisation covers."""
+    """Number of seconds over which each utilisation was measured."""
     latest: dict[str, object] = field(default_factory=dict)
     """The newest used_bytes, utilisation, processes and missing; values that were never read are absent."""
 
@@ -187,10 +185,10 @@ class Batch:
     metrics: defaultdict[tuple[int, int, MetricKey], MetricColumns] = field(
         default_factory=lambda: defaultdict(MetricColumns)
     )
-    """By attempt, rank and metric key."""
+    """Logged values by attempt, rank and metric key."""
     events: list[tuple[EventPosition, AnyEvent]] = field(default_factory=list)
     last_event_times: dict[int, float] = field(default_factory=dict)
-    """By attempt, when its newest event was written (Unix seconds)."""
+    """Times at which the newest event was written (Unix seconds), by attempt."""
     num_events: int = 0
     num_rejected: int = 0
     counts: LineCounts | None = None

@@ -177,9 +177,9 @@ def _progress_series(progress: StepProgress, name: str) -> Series | None:
 
 
 class _SampledAverage:
-    """Average across steps of losses that were sampled only at some steps.
+    """Moving average of losses that were sampled only at some steps.
 
-    Each loss stands for the steps since the previous loss. Unbiased like Ema.
+    Each loss stands for the steps since the previous loss. The average is bias-corrected like Ema.
     """
 
     def __init__(self) -> None:
@@ -234,8 +234,8 @@ _CAPACITIES = (32_768, 4_096)
 class StepProgress:
     """Progress of one attempt in time, samples and learning rate.
 
-    `steps_over_time` holds (step, samples so far) by Unix time; `lrs` is by step. An attempt that continued
-    after step `after` assumes as many samples for each earlier step as for its own first step.
+    `steps_over_time` holds (step, samples so far) by Unix time; `lrs` is by step. If the attempt continued
+    after step `after`, each earlier step is assumed to have as many samples as the attempt's first step.
     """
 
     def __init__(self, after: int) -> None:

@@ -25,9 +25,9 @@ def _history(*, keyed: bool = False) -> Series:
 class AttemptDevice:
     """One attempt's reports about a device. Histories are by Unix time.
 
-    `peaks` are the sampled steps with a larger peak than all earlier ones, so that after a cut the last peak
-    left is still the largest. `owners_history` is for a script of which only the tensors' owners were
-    observed.
+    `peaks` lists each sampled step whose peak is larger than all earlier peaks, so that the last remaining
+    entry is still the largest after a cut. `owners_history` is used for a script if only the owners of its
+    tensors were observed.
     """
 
     latest_memory: Peak | None = None
@@ -140,7 +140,7 @@ class DeviceState:
 
     @property
     def host(self) -> str:
-        """Short host name without its domain; "" in a run on one host."""
+        """The host's name, shortened and without its domain; "" in a run on one host."""
         name = "" if self.info is None else self.info.host
         # An IPv4 address has no domain to remove.
         short = name if name.replace(".", "").isdecimal() else name.partition(".")[0]

@@ -67,7 +67,7 @@ def export_weights(run: RunDir, file: Path) -> None:
 
 
 def are_weights_outdated(run: RunDir) -> bool:
-    """Check whether an ended run has a checkpoint later than its final weights, as after a run was
+    """Check whether an ended run has a checkpoint later than its final weights, for example after it was
     stopped."""
     saved = list_checkpoints(run.checkpoints_folder)
     return bool(saved) and not run.is_alive() and saved[0].step > _read_step(run.weights)

@@ -14,7 +14,7 @@ from rankdeck.base.phrases import tr_noop
 
 BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
-"""Below this ratio, a difference is noise of the allocator or of an uneven last shard."""
+"""Ratio up to which a difference may come from the allocator or an uneven last shard alone."""
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,10 @@ def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
 
 
 def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the newest attempt that restored a checkpoint, or else the latest attempt.
+    """Return the attempts whose measurements are combined, in order.
 
-    It comes last in the list, after the attempts directly before it that have the same setup.
+    The last of them is the newest attempt that restored a checkpoint, or else the latest attempt. The others
+    are the attempts directly before it that have the same setup.
     """
     candidates = [attempt for attempt in attempts if attempt.started is not None] or list(attempts)
     restored = [attempt for attempt in candidates if attempt.restored is not None]

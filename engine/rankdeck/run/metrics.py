@@ -2,9 +2,9 @@
 count.
 
 If the script gives no steps, or restarts its count (an epoch's batches), its values are drawn against the
-observed steps; if there are none, against the number of calls. If several ranks log the same name through the
-same library, the lowest rank's values are shown. The number of names is limited, and the number of omitted
-names is reported: names that contain a step would fill the memory.
+observed steps; if no steps were observed, against the number of calls. If several ranks log the same name
+through the same library, the lowest rank's values are shown. The number of names is limited, because names
+that contain a step number would otherwise fill the memory; the number of omitted names is reported.
 """
 
 from __future__ import annotations

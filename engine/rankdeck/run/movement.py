@@ -2,10 +2,10 @@
 
     operations of a rank (planner/step_cost.py)  ->  operations of all ranks  ->  intervals and transfers
 
-An operation computes, or moves bytes. A device's operations follow one another; a receive waits for its
-sender, and a collective for its whole group. The length of an interval is proportional to its floating-point
-operations. A transfer takes no time, or with `communication_share` a time proportional to its bytes. So the
-order and the bytes are those of the run, but the lengths do not predict times.
+An operation either computes or moves bytes. A device's operations follow one another; a receive waits for its
+sender, and a collective for its whole group. The length of an interval is proportional to the operation's
+FLOPs. A transfer takes no time, or with `communication_share` a time proportional to its bytes. So the order
+and the bytes are those of the run, but the lengths do not predict times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankdeck.base.units import format_bytes
 
 SEND, RECEIVE = tr_noop("send"), tr_noop("receive")
 MAX_OPERATIONS = 20_000
-"""Limit for all devices together; a step with more operations is not laid out."""
+"""Maximum number of operations of all devices together; a step with more operations is not laid out."""
 
 
 class Operation(msgspec.Struct, array_like=True, frozen=True):
@@ -42,8 +42,8 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
 class Movement(msgspec.Struct):
     """Operations of all ranks. `parts[r]` are the operations of rank r, in order.
 
-    `standing[r]` is the rank that represents rank r: r has the same operations with other peers. `sizes` are
-    the axes of the rank mesh; the last axis varies fastest.
+    `standing[r]` is the rank that represents rank r: both have the same operations, but with different peers.
+    `sizes` are the axes of the rank mesh; the last axis varies fastest.
     """
 
     parts: dict[int, list[Operation]]
@@ -112,7 +112,7 @@ def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequenc
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """The interval of a computing operation, from `start` to `end` as fractions of the step's length."""
+    """The interval of a compute operation, from `start` to `end` as fractions of the step's length."""
 
     operation: Operation
     start: float
@@ -159,10 +159,10 @@ class DeviceTraffic(msgspec.Struct):
 
 class Timeline(msgspec.Struct):
     intervals: list[list[Interval]]
-    """By device."""
+    """Intervals of each device, by device index."""
     lines: list[Transfer]
     is_whole: bool
-    """False if a device waits for something that no device sends: the rest is omitted then."""
+    """Whether all operations are laid out; False if a device waits for data that no device sends."""
 
     def traffic_by_operation(self) -> dict[str, TrafficTotal]:
         """Return the traffic of a step by operation name; for a collective, the bytes of every member are
@@ -201,9 +201,9 @@ def build_timeline(
 ) -> Timeline | None:
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
-    With `communication_share`, the device that sends the most spends that share of its time on sending, if it
-    computes for the rest of the time; a pipeline's schedule ignores the share. With `overlaps`, steps are not
-    flushed, so a device's input was sent to it in an earlier step, and it never waits.
+    With `communication_share`, the device that sends the most bytes spends that share of its time sending, if
+    it computes for the rest of the time; a pipeline's schedule ignores the share. With `overlaps`, steps are
+    not flushed: each device's input was sent in an earlier step, so no device waits for input.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:
         return None
@@ -227,7 +227,7 @@ class _TimelineBuilder:
         self._sent: Mapping[tuple[int, int], deque[float]] = defaultdict(deque)
         flops = [operation.flops for operations in devices for operation in operations if operation.flops]
         self._min_duration = sum(flops) / max(1, len(flops)) / 50 if flops else 1.0
-        """Keeps operations with almost no computation visible."""
+        """Minimum duration of a compute operation, so that almost empty operations remain visible."""
         sent = max(
             (sum(p.num_bytes for p in operations if p.name != RECEIVE) for operations in devices), default=0
         )
@@ -238,8 +238,8 @@ class _TimelineBuilder:
         self._time_per_byte = moving_share / (1 - moving_share) * computed / sent if sent else 0.0
         self._group_cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._link_free_at = [0.0] * len(devices)
-        """When a device's link is free again: it sends one transfer after another, in parallel to computing.
-        """
+        """Time at which each device's link is free again: a link sends one transfer after another while the
+        device computes."""
 
     def build(self) -> Timeline:
         waits = False
@@ -318,7 +318,7 @@ class _TimelineBuilder:
 
 
 def merge_operations(operations: Iterable[Operation]) -> list[Operation]:
-    """Merge consecutive computing operations of the same name."""
+    """Merge consecutive compute operations of the same name."""
     merged: list[Operation] = []
     for operation in operations:
         if (

@@ -44,19 +44,19 @@ AT_LEAST, AT_MOST = "least", "most"
 MAX_LISTED_DEVICES = 64
 """Maximum number of devices that are listed individually."""
 TIGHT_SHARE = 0.9
-"""Maximum share of a device's memory for the run at which a plan fits; above, memory is tight."""
+"""Share of the memory available on a device above which a plan is tight."""
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
     """Bytes of one device in its most demanding step.
 
     `active_bytes` is the peak of live tensors, which is the sum of `by_kind` (see events.MEMORY_KINDS).
-    `reserved_bytes` is what torch's allocator would reserve for that peak, None in a rehearsal, which has no
-    allocator. The allocator keeps what it has reserved while the device has free memory: `needed_bytes` is
-    the part of `total_bytes` that would suffice, if clearly less, because segments are freed before memory
-    runs out. `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. The verdict
-    compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory of other processes); the
-    capacity is None if it was not given.
+    `reserved_bytes` is what torch's allocator would reserve for that peak; it is None in a rehearsal, which
+    has no allocator. The allocator frees cached segments only when memory runs out, so a clearly smaller part
+    of `total_bytes` may suffice: that part is `needed_bytes`, None otherwise. `constants_bytes` are the
+    driver's context and NCCL's buffers, 0 in a rehearsal. The verdict compares `total_bytes` with
+    `capacity_bytes` minus `others_bytes` (current memory of other processes); the capacity is None if it was
+    not given.
     """
 
     device: int
@@ -79,7 +79,8 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
 
 class StepTime(msgspec.Struct, kw_only=True):
-    """A predicted step time in seconds, as a range. `calibrated`: based on a measured step of this model."""
+    """A predicted step time in seconds, as a range. `calibrated`: the range is based on a measured step of
+    this model."""
 
     low_s: float
     high_s: float
@@ -97,18 +98,18 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     `label` is the strategy's display name, with the options that differ from the defaults. `verdict` is one
     of VERDICTS and `reason` says why it is not "fits"; `refusal` is the problem with which a run would end at
     once, and is None if only the planner failed. `devices` is empty if nothing could be predicted.
-    `configured`: the configuration itself names this strategy.
+    `configured` is true if the configuration itself names this strategy.
 
     `changes` are the dotted configuration keys that differ, apart from the strategy
-    ("train.activation_checkpointing": true); a line with changes is advice, `saves_bytes` is how much less
-    the fullest device would need, and `advice` says so in a sentence. If nothing fits, a last advice line
-    without `saves_bytes` names a way to make the run fit, or says that there is none.
+    ("train.activation_checkpointing": true). A line with changes is advice: `saves_bytes` is how much less
+    the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a last
+    advice line without `saves_bytes` names a way to make the run fit, or says that there is none.
 
-    `is_bound`: part of the run could not be traced, so the values are a lower ("least") or an upper ("most")
-    bound, as given by `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest
-    train.global_batch that still fits, `movement` the computations and transfers of the devices in a step,
-    `verified` a sentence on whether a rehearsal of the strategy matches one device, and `verified_outcome`
-    the outcome of events.Verified. `seconds` is the planning time.
+    `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as given by
+    `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch
+    that still fits, `movement` the computations and transfers of the devices in a step, `verified` a sentence
+    on whether a rehearsal of the strategy matches one device, and `verified_outcome` the outcome of
+    events.Verified. `seconds` is the planning time.
     """
 
     strategy: str
@@ -166,8 +167,7 @@ def decode(line: bytes) -> PlanLine:
 
 
 def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
-    """Return each device in a group of its own, or, if there are too many to list, groups with equal
-    needs."""
+    """Return a group for each device or, if there are too many to list, for all devices with equal needs."""
     if len(devices) <= MAX_LISTED_DEVICES:
         return [[device] for device in devices]
     groups: dict[bytes, list[PlannedDevice]] = {}
@@ -254,7 +254,7 @@ def _free_bytes(device: PlannedDevice) -> int:
 
 
 _ABOUT_RATIO = 1.5
-"""A range whose ends differ by less than this factor is shown by its middle."""
+"""Ratio between the ends of a range below which only the middle is shown."""
 
 
 def is_no_fit_advice(line: PlanLine) -> bool:

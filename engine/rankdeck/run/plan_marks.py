@@ -17,7 +17,7 @@ _ONLY_ONE_REASON = (
     tr_noop("It fits with room to spare."),
     tr_noop("As far as Rankdeck can tell, it fits with room to spare."),
 )
-"""Reason for a recommendation: for an exact prediction, and for one that is only a bound."""
+"""Reasons for recommending the only candidate: if its prediction is exact, and if it is only a bound."""
 _SURE_REASON = (
     tr_noop("It fits with room to spare, and no other candidate is certain to."),
     tr_noop("As far as Rankdeck can tell, it fits with room to spare, and no other candidate is certain to."),
@@ -81,9 +81,9 @@ def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
 
     Of the lines that fit with memory to spare, the one with the shortest predicted step is recommended, and
     of equally fast lines the simplest. Without step times, the simplest line in which all devices work at
-    once is recommended. If memory is tight in all lines that fit, it is the line that needs the least. A line
-    that only might fit (a bound) is chosen if none is sure to fit, and a strategy with stale weights if
-    nothing else was requested. The reason refers to the rows as shown.
+    once is recommended. If memory is tight in all lines that fit, the line that needs the least is
+    recommended. A line that only might fit (a bound) is chosen if none is sure to fit, and a strategy with
+    stale weights if nothing else was requested. The reason refers to the rows as shown.
     """
     candidates = [(index, line) for index, line in enumerate(lines) if not line.changes]
     planned = [(index, line) for index, line in candidates if line.devices and line.strategy in STRATEGIES]

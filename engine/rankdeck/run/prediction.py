@@ -28,9 +28,9 @@ def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
 
 
 def config_to_predict(run: RunDir) -> RunConfig | None:
-    """Return the configuration to plan; this executes the code that the configuration names.
+    """Return the configuration to plan; None if the prediction exists or the run never started.
 
-    None if the prediction exists or the run never started.
+    Planning executes the code that the configuration names.
 
     Raises:
         ConfigError: the configuration cannot be read.

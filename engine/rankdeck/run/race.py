@@ -63,11 +63,11 @@ class EntryMeasurement(msgspec.Struct, kw_only=True):
 
 
 class LossAgreement(TranslatableStruct, kw_only=True):
-    """Comparison of an entry's losses with the reference's.
+    """Comparison of an entry's losses with those of the reference.
 
     `difference` is the largest relative difference, in step `step`. `verdict`: reference | agrees | expected
-    | differs; `reason` explains the last two. `is_as_good`: an expected difference does not make the training
-    worse.
+    | differs; `reason` explains the last two. `is_as_good` is true if the difference does not make the
+    training worse.
     """
 
     verdict: str
@@ -228,7 +228,7 @@ def entry_run(folder: RaceDir, entry: RaceEntry) -> RunDir:
 # Duration of a race: shown before it starts, and for the rest of it while it runs.
 
 _STARTUP_S = {"virtual": 5.0, "gpu": 12.0}
-"""Approximate time of an entry before its first step."""
+"""Approximate time before an entry's first step, by kind of device."""
 _ABOUT, _AT_LEAST = tr_noop("about {time}"), tr_noop("at least {time}")
 
 

@@ -1,12 +1,12 @@
 """Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
 
-Losses. From the same seed, every strategy computes the same, so each loss is compared with the reference's:
-the entry of `single`, or the first that completed. Sums in another order round differently, and an optimizer
-that divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of AdamW with fsdp,
-5e-8 after 5): so the tolerance of the parity tests applies to the first steps, and a fifty times larger one
-to later steps. Ranks whose gradients are not synchronized exceed either tolerance a thousand times after two
-steps. A strategy that is known to compute something else is listed with the reason and does not fail the
-comparison.
+Losses. From the same seed, every strategy computes the same losses, so each loss is compared with the
+reference's: the entry of `single`, or the first that completed. Sums in another order round differently, and
+an optimizer that divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of
+AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the first steps, and fifty
+times that tolerance to later steps. If gradients are not synchronized, the difference after two steps is a
+thousand times either tolerance. A strategy that is known to compute something else is listed with the reason
+and does not fail the comparison.
 
 Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
 medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
@@ -47,24 +47,25 @@ from rankdeck.run.verified import verified_text
 from rankdeck.run_dir import RunDir
 
 LOSS_TOLERANCES = {"fp64": 1e-10}
-"""By precision; all others use FP32_TOLERANCE."""
+"""Relative tolerances by precision; all other precisions use FP32_TOLERANCE."""
 FP32_TOLERANCE = 2e-6
 LATE_FACTOR = 50
-"""Factor on the tolerance after the first steps."""
+"""Factor by which the tolerance is multiplied after the first steps."""
 STRICT_STEPS = 10
 _ROUNDING_TEXTS = {
     "bf16": tr_noop("bf16 keeps 3 digits: sums in a different order differ in the last digit."),
     "fp16": tr_noop("fp16 keeps 4 digits: sums in a different order differ in the last digit."),
 }
 _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"}
-"""Codes of notes that a run reports about itself (training/parity_notes.py)."""
+"""Codes of a run's notes (training/parity_notes.py) that explain why its losses differ."""
 _REPORTED_DRIFT = 0.03
 _NO_OTHER_TEXTS = (
     tr_noop("No other entry was as fast."),
     tr_noop("No other entry was as fast, except {last}, which trains differently."),
     tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
-"""Why an entry is the fastest, if none, one or several were as fast but do not train the same."""
+"""Reasons why an entry is the fastest, if none, one or several other entries were as fast but train
+differently."""
 _SIMPLEST_TEXTS = (
     tr_noop("It is the simplest of {count} entries with indistinguishable times."),
     tr_noop("It is the simplest of {count} entries with indistinguishable times; {last} trains differently."),
@@ -164,8 +165,8 @@ def _differences(
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Return why the entry's losses are expected to differ, and whether the training is as good; else
-    None."""
+    """Return why the entry's losses are expected to differ, and whether the training is as good; None if they
+    are not."""
     for candidate in (entry, reference):
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:
@@ -243,8 +244,7 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift. `is_mentioned`: another text already states how large the drift
-    is."""
+    """Return notes on the machine's drift, without its size if another text mentions it (`is_mentioned`)."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")

@@ -1,9 +1,9 @@
 """Read a run's list row from the ends of its files: a list must not read every event of each run.
 
-The supervisor's first lines describe the start of the run, the first and last lines of the ranks its
-progress. `rankdeck runs` and the app's list both show this row; a test compares it with the run state.
-Metrics that need all events of a run (`RunMetrics`) come from its state, later (row_metrics.py). row_index.py
-stores both.
+The supervisor's first lines describe the start of the run; the first and last lines of the ranks' files
+describe its progress. `rankdeck runs` and the app's list both show this row; a test compares it with the run
+state. Metrics that need all events of a run (`RunMetrics`) are added later from the run's state
+(row_metrics.py). row_index.py stores the row and the metrics.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class RaceFacts:
-    """The parts of a row that only a race has.
+    """Fields of a row that exist only for a race.
 
-    `entries` are rows in the order in which the entries run. `num_done` of `num_entries` are over, without
-    the repetition. `fastest` is the label of the fastest entry, None if `is_inconclusive`; `losses` is the
-    worst verdict on losses, None if none were compared.
+    `entries` are rows in the order in which the entries run. `num_done` of `num_entries` entries are over;
+    neither number includes the repetition. `fastest` is the label of the fastest entry, None if
+    `is_inconclusive`; `losses` is the worst verdict on losses, None if none were compared.
     """
 
     entries: tuple[RunInfo, ...] = ()
@@ -174,7 +174,7 @@ def _read_intervals(
 ) -> Iterator[RunInterval]:
     """Yield the interval of each attempt, the oldest first, with the same result as attempt.run_intervals.
 
-    `is_alive`: the newest attempt is still running unless it has reported its end.
+    With `is_alive`, the newest attempt counts as running unless it has reported its end.
     """
     clocks = ClockOffsets(run)
     clocks.refresh()

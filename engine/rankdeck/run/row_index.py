@@ -1,10 +1,10 @@
-"""Cache the rows of runs and races between reads and across program starts, so that thousands are listed at
-once.
+"""Cache the rows of runs and races between reads and across program starts, so that a list of thousands
+appears at once.
 
 The cache is never authoritative: a row is valid while the names, lengths, times and inodes of its run's files
 are the same. Each folder of runs has one cache file; a file that is damaged, of another version or of another
-folder is ignored. It is replaced as a whole, after merging the rows that another program wrote in the
-meantime. If it cannot be written, rows are read from the runs each time.
+folder is ignored. The cache file is replaced as a whole, after merging the rows that another program wrote in
+the meantime. If it cannot be written, rows are read from the runs each time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _entry_facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
 
 
 class RunRows:
-    """Current rows of runs and races. `save` writes the new ones to the cache."""
+    """Current rows of runs and races. `save` writes the new rows to the cache."""
 
     def __init__(self) -> None:
         self._rows: dict[Path, tuple[FileStamp, RunInfo]] = {}

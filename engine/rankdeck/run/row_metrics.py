@@ -28,7 +28,7 @@ def run_metrics(state: RunState) -> RunMetrics:
 
 
 class RunMetricsReader:
-    """Reader of a run in chunks, so that other runs do not have to wait for it."""
+    """Reader of one run's events in chunks, so that other runs do not have to wait until it is done."""
 
     def __init__(self, run: RunDir) -> None:
         # A row shows no curves, so none are built.

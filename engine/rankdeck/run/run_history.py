@@ -27,7 +27,7 @@ from rankdeck.run.series import Floats
 from rankdeck.run_dir import Cursor, EventReader, RunDir, parse_attempt
 
 _MAX_DELAY_S = 10.0
-"""Maximum time from the end of a step to its writing."""
+"""Maximum delay between the end of a step and the time at which its event is written."""
 _CHUNK_BYTES = 1 << 17
 _MAX_SNAPSHOTS = 6
 _MIN_SNAPSHOT_INTERVAL_BYTES = 1 << 20
@@ -38,8 +38,8 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 class _ReadPosition:
     """Read positions in all files, with the resulting state.
 
-    The position is valid for every time from `last_event_time` on, since no later event is applied. `pending`
-    holds the events of each file that were read but are later than the requested time.
+    The position is valid for every time from `last_event_time` on, since no later event has been applied.
+    `pending` holds the events of each file that were read but are later than the requested time.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -115,7 +115,8 @@ class RunHistory:
         return read_bytes > 0
 
     def _keep_snapshot(self) -> None:
-        """Take a snapshot at growing intervals, so that there are only a few."""
+        """Take a snapshot if enough bytes were read since the last snapshot. The interval grows, so that
+        there are only a few."""
         last = max((snapshot.num_bytes for snapshot in self._snapshots), default=0)
         if self._position.num_bytes - last < self._snapshot_interval_bytes:
             return
@@ -223,7 +224,7 @@ def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
 def _display_time(ended: Floats, index: int) -> float:
     """Return a time shortly after the step at `index` has ended, because steps are reported after their end.
 
-    It is at most `_MAX_DISPLAY_S` later, and before the next step ends.
+    The returned time is at most `_MAX_DISPLAY_S` later, and before the next step ends.
     """
     at = float(ended[index])
     return (

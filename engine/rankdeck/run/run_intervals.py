@@ -14,7 +14,7 @@ from typing import NamedTuple
 class RunInterval(NamedTuple):
     """An interval in Unix seconds; `ended` is None while the attempt is running.
 
-    An attempt that was restarted automatically has the same start time as the attempt before: that of the
+    If an attempt was restarted automatically, its start time is that of the previous attempt: the time of the
     user's command.
     """
 

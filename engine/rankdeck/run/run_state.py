@@ -55,8 +55,8 @@ _OWN_ATTRIBUTES = (
 class RunState(AttemptRows):
     """State of a run, built from its events.
 
-    `max_rows` is the limit per attempt, None for all rows (exports). Without `curves`, none are computed for
-    charts.
+    `max_rows` is the limit per attempt, None for all rows (exports). Without `curves`, no curves are computed
+    for charts.
     """
 
     def __init__(self, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
@@ -64,11 +64,11 @@ class RunState(AttemptRows):
         self._no_attempt = Attempt(0, curves=False)
         self._with_curves = curves
         self.attempts: dict[int, Attempt] = {}
-        """By number, in ascending order."""
+        """Attempts by number, in ascending order."""
         self.num_events = 0
         self.counts = LineCounts()
         self.raised_problems: list[Problem] = []
-        """Problems in reading order; `problems` has them in the order of the run."""
+        """Problems in reading order; the property `problems` returns them in the order of the run."""
         self.dropped: list[events.Dropped] = []
         self._problems: list[tuple[EventPosition, Problem]] = []
         self._num_rejected = 0
@@ -215,8 +215,8 @@ class RunState(AttemptRows):
 
     @property
     def ending(self) -> str | None:
-        """State of the end of the latest attempt: "stopping" once a stop is requested, "ending" once its
-        ranks exited."""
+        """Stage of the latest attempt's end: "stopping" once a stop is requested, "ending" once its ranks
+        exited; None before."""
         attempt = self._latest_attempt
         return "stopping" if attempt.is_stopping else "ending" if attempt.ended is not None else None
 

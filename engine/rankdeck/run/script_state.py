@@ -25,8 +25,7 @@ class ScriptMetric:
     """One metric that the script has logged. `step` is the step of `last`; the x axis of `curve` uses the
     same steps.
 
-    Steps follow the script's own count, or count observed steps if the script gave none or restarted its
-    count.
+    Steps are numbered by the script; if it gave no numbers or restarted its count, they are observed steps.
     """
 
     name: str
@@ -53,7 +52,7 @@ class ScriptState:
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        """All over steps; a wait is the share of a step spent in the loader."""
+        """Share of each step spent in the loader. Like the two rates, this curve is by step."""
 
     def _curve(self, name: str) -> Curve:
         return step_curve(self._get_attempts, name)
@@ -105,14 +104,14 @@ class ScriptState:
 
     @property
     def standalone_ranks(self) -> list[int]:
-        """Processes that train on their own, next to the run's ranks."""
+        """Rank numbers of processes that train on their own, next to the run's ranks."""
         observed = self._latest_attempt and self._latest_attempt.script_joiner
         return sorted(observed.standalone) if observed else []
 
     @property
     def first_step_time(self) -> float | None:
-        """The time (Unix seconds) at which any rank first finished a step in any attempt, even if it was
-        trained again."""
+        """The time (Unix seconds) at which any rank first finished a step in any attempt, even if that step
+        was trained again."""
         observed = (attempt.script_joiner for attempt in self._script_attempts)
         ends = [rank.first_ended for joiner in observed if joiner for rank in joiner.ranks.values()]
         return min((ended for ended in ends if ended is not None), default=None)
@@ -147,7 +146,7 @@ class ScriptState:
 
     @property
     def num_cut_names(self) -> int:
-        """Number of logged names that are not kept."""
+        """Number of logged names whose values are not kept."""
         return max((attempt.script.metrics.num_cut_names for attempt in self._get_attempts()), default=0)
 
     @property

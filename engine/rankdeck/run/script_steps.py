@@ -2,13 +2,13 @@
 
 The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
 So a step gets a row as soon as the leading rank has taken it: the lowest rank with at least half as many
-steps as the rank with the most. Step, time, learning rate and wait are the leading rank's. A step's loss is
-the mean over the ranks that reported one, its samples are their sum, and a rank takes part in a step only if
-it ended that step at about the same time: ranks that train at their own pace are not mixed, and neither is a
-process that trains on its own next to the run's ranks (`standalone`).
+steps as the rank with the most. The row's step, time, learning rate and wait are the leading rank's. Its loss
+is the mean and its sample count the sum over the ranks that reported them. A rank takes part in a step only
+if it ended that step at about the same time: ranks that train at their own pace are not mixed, and neither is
+a process that trains on its own next to the run's ranks (`standalone`).
 
 A late report from another rank changes rows that were already returned: `join` then starts with the first
-changed row. Memory is bounded: only each rank's newest steps are held for this.
+changed row. Memory is bounded, because only each rank's newest steps are held for this.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from rankdeck.run.step_blocks import (
 from rankdeck.run.step_table import SCRIPT_COLUMNS
 
 _MAX_ROWS = 1 << 20
-"""Steps held for all ranks together, and at least this many of each:"""
+"""Maximum number of steps held for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Ends further apart than this, and than the step's own duration, do not belong to the same step."""
+"""Maximum time between the ends of a step on two ranks, unless the step itself takes longer."""
 _MAX_JOIN = 1 << 16
 
 
@@ -55,10 +55,10 @@ class RankSteps:
         self.num_steps = 0
         self.last_step = 0
         self.offset = 0
-        """Added to the step numbers of a script that restarted its count."""
+        """Number that is added to the step numbers after the script has restarted its count."""
         self.ended = -np.inf
         self.first_ended: float | None = None
-        """When its first step ended (Unix seconds)."""
+        """Time at which the rank's first step ended (Unix seconds)."""
         self.wait_s = 0.0
         self.timed_s = 0.0
         self._rows = ColumnBuffer([(1, np.float64), (len(SHARES), np.float64)])
@@ -93,7 +93,7 @@ class RankSteps:
 
 
 class ScriptStepJoiner:
-    """Joins the steps of one attempt's ranks, as step_blocks.StepJoiner does for a configured run."""
+    """Joiner of the steps of one attempt's ranks, like step_blocks.StepJoiner for a configured run."""
 
     def __init__(self) -> None:
         self.restored: int | None = None

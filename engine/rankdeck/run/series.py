@@ -40,8 +40,8 @@ class Window(NamedTuple):
 
 
 class ColumnBuffer:
-    """Arrays of (rows, columns) that grow together at their end. With a `capacity`, only the newest columns
-    are held; `first` is the absolute index of the oldest one."""
+    """Arrays of shape (rows, columns), to all of which columns are appended together. With a `capacity`, only
+    the newest columns are held; `first` is the absolute index of the oldest column held."""
 
     def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
         self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
@@ -216,9 +216,9 @@ class Series:
             level += 1
 
     def cut(self, last: float) -> None:
-        """Discard the points whose x (or key) is greater than `last`. The cut is exact among the individual
-        points; further back it discards whole bins, including the one that contains `last`, and in a keyed
-        series everything."""
+        """Discard the points whose x (or key) is greater than `last`. Points held individually are cut
+        exactly. Further back, whole bins are discarded, including the bin that contains `last`; in a keyed
+        series, all points are."""
         keys = self._raw[2 if self._is_keyed else 0][0]
         count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
         if count == self._raw.first and count > 0:
@@ -293,7 +293,7 @@ class Series:
 
 
 class Curve:
-    """One curve across the series of a run's consecutive attempts, which `get_series` returns. `zero` is
+    """One curve across a run's consecutive attempts; `get_series` returns one series per attempt. `zero` is
     subtracted from every x: the start of the run, if x is time."""
 
     def __init__(self, get_series: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
@@ -323,7 +323,7 @@ class Curve:
         return next((series.last_of(self._curve) for series in self._series[::-1]), None)
 
     def window(self, x0: float, x1: float, max_points: int) -> Window:
-        """Return a window like `Series.window`."""
+        """Return a window like `Series.window`, across all attempts."""
         x0, x1, all_series = x0 + self._zero, x1 + self._zero, self._series
         if len(all_series) > 1:
             # In a live view, or long after a resume, only the newest series is visible: skip the others.
@@ -358,8 +358,8 @@ class Ema:
     """Exponential moving averages of several rows, updated in batches of columns; a NaN leaves its row
     unchanged.
 
-    Each is bias-corrected from the start, or resumes from a value. Source: Kingma and Ba, Adam (2015),
-    section 3.
+    Each average is bias-corrected from the start, or resumes from a given value. Source: Kingma and Ba, Adam
+    (2015), section 3.
     """
 
     def __init__(self, alpha: float, num_rows: int = 1) -> None:
@@ -381,7 +381,8 @@ class Ema:
         self._sum, self._weight = state
 
     def extend(self, values: Floats) -> Floats:
-        """Return the averages after each column of (rows, n); NaN until the first finite value."""
+        """Return the averages after each column of `values`, (rows, n); NaN until a row's first finite
+        value."""
         # In pieces, because (1 - alpha)**-n exceeds the range of a float at about n = 700 / alpha.
         length = int(500 / -np.log1p(-self._alpha))
         pieces = [values[:, start : start + length] for start in range(0, values.shape[1], length)]

@@ -125,11 +125,12 @@ _MAX_FILLED = 4096
 _MAX_PENDING = 1 << 20
 _MAX_JOIN = 1 << 16
 _NUM_JOINED = ENDED + 1
-"""Number of a block's shares that a configured run has."""
+"""Number of a block's shares that are joined into the rows of a configured run."""
 
 
 class StepJoiner:
-    """Joins the steps of one attempt's ranks. `world_size` may be set later: until then no step is joined.
+    """Joiner of the steps of one attempt's ranks. `world_size` may be set later; until then no step is
+    joined.
 
     `restored` is the step after which the attempt continues, as the ranks reported or as their first steps
     imply; None before any rank has reported.

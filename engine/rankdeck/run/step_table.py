@@ -15,7 +15,8 @@ from rankdeck.run.series import ColumnBuffer, Floats
 
 # 12 MB instead of 48 for a million steps.
 MAX_ROWS = 1 << 18
-"""Rows of an attempt that are held individually; older ones are reduced to marks and bins (StepTable)."""
+"""Maximum number of an attempt's rows held individually; older rows are reduced to marks and bins
+(StepTable)."""
 
 
 class Row(NamedTuple):
@@ -55,9 +56,9 @@ class StepTable:
     """The newest `max_rows` rows of one attempt, and the data on older rows that whole-run metrics need.
 
     Dropped rows leave a mark at regular intervals (at most 4096), and their step times are counted in bins
-    that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact; beyond that, a rate
-    starts at a mark (at most 1/2048 of the rows off), and a median or percentile of step times is within 1 %.
-    A cut to a step before the rows held leaves the bins unchanged.
+    that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact. Beyond that, a rate
+    starts at a mark, at most 1/2048 of the rows too late, and a median or percentile of step times is off by
+    at most 1 %. A cut to a step before the rows held leaves the bins unchanged.
     """
 
     _MAX_MARKS = 4096
@@ -72,7 +73,7 @@ class StepTable:
         self.num_dropped = 0
         self.dropped_samples = 0.0
         self.last_dropped_end = np.nan
-        """Unix time at which the row before the first one held ended; NaN if there is none."""
+        """Unix time at which the row before the first row held ended; NaN if there is no such row."""
         self.marks: list[Mark] = []
         self.dropped_times = np.zeros(0, dtype=np.int64)
         self.first: Row | None = None
@@ -84,18 +85,18 @@ class StepTable:
 
     @property
     def rows(self) -> Floats:
-        """The rows held, (columns, steps)."""
+        """The rows held, as an array of shape (columns, steps)."""
         return self._buffer[0]
 
     def column(self, name: str) -> Floats:
-        """Return one column of the rows held; NaN throughout if this table has no column of that name."""
+        """Return one column of the rows held; only NaN if this table has no column of that name."""
         if name not in self.columns:
             return np.full(len(self._buffer), np.nan)
         column: Floats = self.rows[self.columns.index(name)]
         return column
 
     def row(self, index: int) -> Row:
-        """Return a row held; negative indices count from the last."""
+        """Return one of the rows held; negative indices count from the end."""
         return _row(self.rows[:, index])
 
     def append(self, rows: Floats) -> None:

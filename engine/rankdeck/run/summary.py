@@ -24,7 +24,7 @@ class LossRange(msgspec.Struct, frozen=True):
 
 
 class StepSeconds(msgspec.Struct, frozen=True):
-    """Seconds from one step's end to the next."""
+    """Seconds from the end of one step to the end of the next."""
 
     median: float | None
     p99: float | None
@@ -204,7 +204,7 @@ class MetricSummary(msgspec.Struct, frozen=True):
 
 
 class CollectiveSummary(msgspec.Struct, frozen=True):
-    """Collectives that one rank of a script called itself, by collective."""
+    """Collectives that a script called itself on one rank, by name of the collective."""
 
     rank: int
     calls: dict[str, int]

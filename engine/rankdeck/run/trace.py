@@ -22,10 +22,10 @@ from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, is_valid_share
 from rankdeck.run.bounds import MAX_DURATION_S, MAX_VALUE
 
 _TRACK_OFFSET = 1_000
-"""Added to a device index for the track of overlapping phases."""
+"""Offset from a device index to the number of the track for overlapping phases."""
 _CLOCK_NOISE_S = 2e-6
 _Tracks = dict[tuple[int, int], str]
-"""Names by rank and track."""
+"""Track names by rank and track number."""
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ def _steps_track_name(rank: int) -> TraceEvent:
 
 
 def _is_finite(event: TraceEvent) -> bool:
-    """Check whether a viewer can place the event, since a script may log any value."""
+    """Check whether a viewer can show the event's numbers, since a script may log any value."""
     numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
     return all(abs(number) < MAX_VALUE for number in numbers)
 

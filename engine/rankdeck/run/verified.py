@@ -25,7 +25,7 @@ OUTCOME_TEXTS: Mapping[str, str] = {
     UNCHECKED: tr_noop("not verified"),
     "failed": tr_noop("cannot run"),
 }
-"""By outcome of events.Verified, and "failed" if the strategy refused before the comparison."""
+"""Texts by outcome of events.Verified, and for "failed", if the strategy refused before the comparison."""
 
 _EQUAL_TEXT = tr_noop(
     "Verified: matches one device (largest difference {largest} after two steps in {precision})"
@@ -98,7 +98,7 @@ def _largest_text(verified: events.Verified) -> str:
 
 
 def compared_text(verified: events.Verified) -> str:
-    """Format how much was compared: 'two steps of 32 samples in fp64, 0.4 s'; "" if nothing was."""
+    """Format how much was compared: 'two steps of 32 samples in fp64, 0.4 s'; "" if nothing was compared."""
     if verified.precision is None:
         return ""
     how = phrase(

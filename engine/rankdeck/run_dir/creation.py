@@ -1,6 +1,6 @@
 """Create a run's directory, and the files of each further attempt in it.
 
-Read directory.py before.
+Read directory.py first.
 """
 
 from __future__ import annotations

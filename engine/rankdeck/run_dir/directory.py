@@ -92,7 +92,8 @@ def clamp_time(t: float) -> float:
 
 
 ORIGIN_FILE = "copy.json"
-"""Written by the process that copies the run; a file of this name is never copied."""
+"""Name of the file in which the copying process stores the run's origin; a file of this name is never copied.
+"""
 _exit_record_decoder, _origin_decoder = msgspec.json.Decoder(ExitRecord), msgspec.json.Decoder(RunOrigin)
 
 
@@ -117,7 +118,7 @@ class RunDir:
 
     @property
     def title_slug(self) -> str:
-        """The slug of the run's first title, as it is in the folder's name."""
+        """The slug of the run's first title, as it appears in the folder's name."""
         return self.name[16:-5]
 
     @property
@@ -167,7 +168,7 @@ class RunDir:
     def config_to_resume(self) -> Path:
         """The configuration file of the latest attempt that was not refused as bad input.
 
-        A typing error in one attempt's configuration must not reach the next attempt.
+        A typo in one attempt's configuration must not reach the next attempt.
 
         Raises:
             ConfigError: the file is not a regular file (a pipe, for example).

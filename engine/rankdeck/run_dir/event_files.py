@@ -16,7 +16,7 @@ from rankdeck.base import files
 
 # Decoding a line of 64 MiB took 16 s and 3 GB.
 MAX_LINE_BYTES = 8 << 20
-"""Longest line of an event file; a file with a longer line is damaged from there on."""
+"""Maximum length of a line in an event file; from a longer line on, the file counts as damaged."""
 _MAX_TAIL_BYTES = 4 << 20
 
 
@@ -75,11 +75,11 @@ def first_events(path: Path, num_bytes: int = 1 << 16) -> list[events.AnyEvent]:
 
 
 class EventWriter:
-    """Appends events to one file: one line and one write per event, with consecutive `seq` numbers.
+    """Writer of events to one file: one line and one write per event, with consecutive `seq` numbers.
 
     An existing file is continued, and `is_continued` is then true if that file had events. A full disk never
-    raises: the line is dropped and counted, and reported as soon as there is space again. `dropped` counts
-    all dropped lines, `num_unreported` those that no event has reported yet.
+    raises an error: the line is dropped and counted, and reported as soon as there is space again. `dropped`
+    counts all dropped lines, `num_unreported` those that no event has reported yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,14 +89,14 @@ class EventWriter:
         self.is_continued = self._seq > 0
         self.num_unreported = 0
         self.drop_reason, self.error_number = "", 0
-        """Why the latest line was dropped, as text and as errno."""
+        """Reason why the latest line was dropped, as text and as errno."""
         self.dropped = 0
 
     def write(self, event: events.Event, *, sync: bool = False) -> bool:
         """Append an event and return whether it is in the file.
 
-        With `sync`, also wait until the line is on disk, which takes 150 us; meant for life-cycle events
-        only.
+        With `sync`, also wait until the line is on disk. This takes 150 us, so use it only for life-cycle
+        events.
         """
         if self.num_unreported and not self._write_line(
             events.Dropped(lines=self.num_unreported, reason=self.drop_reason)

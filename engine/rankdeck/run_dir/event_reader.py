@@ -40,7 +40,7 @@ class LineCounts(NamedTuple):
 
 @dataclass
 class EventReader:
-    """Reads a run's events as they are written.
+    """Reader of a run's events as they are written.
 
     `cursors` (file name -> Cursor) is the only state to save for continuing later. In a multi-host run all
     times are corrected to one clock.
@@ -106,7 +106,7 @@ class EventReader:
                         waiting.remove(name)
 
     def read_file(self, name: str, chunk_bytes: int = _CHUNK_BYTES) -> list[events.AnyEvent]:
-        """Return the next events of one file. Its cursor does not move if there are no new events."""
+        """Return the next events of one file. The file's cursor does not move if there are no new lines."""
         cursor = self.cursors.setdefault(name, Cursor())
         chunk = self._read_chunk(name, cursor, chunk_bytes)
         batch = self._decode(name, cursor, chunk) if chunk else []
@@ -182,7 +182,7 @@ class EventReader:
 
 CLOCKS_FILE = "clocks.jsonl"
 _MAX_CLOCKS_BYTES = 1 << 20
-"""Most bytes of clocks.jsonl that are read at a time."""
+"""Maximum number of bytes of clocks.jsonl that are read at a time."""
 
 
 class _ClockOffsetLine(msgspec.Struct):

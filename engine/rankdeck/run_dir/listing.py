@@ -20,7 +20,7 @@ from rankdeck.run_dir.labels import read_labels
 from rankdeck.run_dir.pending_run import HIDDEN_PREFIX
 
 MAX_INDEXED = 50_000
-"""Most paths that are read from the index, newest first."""
+"""Maximum number of paths that are read from the index, newest first."""
 
 
 def default_runs_folder() -> Path:
@@ -152,7 +152,7 @@ def _has_name(run: RunDir, text: str) -> bool:
 # Deleting the folder deletes the whole race.
 
 FIRST_STEPS_KEY = "first_steps"
-"""Key in environment.json: the run takes this many steps and leaves only its events."""
+"""Key in environment.json for the number of steps after which the run ends, leaving only its events."""
 
 
 class RaceDir:
@@ -266,10 +266,11 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
 
 
 def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
-    """Return the first file or folder through which a write would leave the run's folder, and its kind.
+    """Return the first file or folder through which a write would leave the run's folder, and the kind of
+    that entry.
 
-    The run's folder itself may be a link. Weights may have several hard links: they are replaced, never
-    written into. Returns None if there is no such entry.
+    The run's folder itself may be a link. Weights may have several hard links, because weights are replaced,
+    never written into. Returns None if there is no such entry.
 
     Raises:
         OSError: a folder cannot be read.

@@ -1,4 +1,4 @@
-"""Buckets of tensors: flattened into one tensor, sent as one message, and split again.
+"""Buckets of tensors: each is flattened into one tensor, sent as one message, and split again.
 
 One message of 25 MiB is faster than a thousand small ones, and the size of a bucket limits the memory for the
 copy. See grad_sync.py for the main user of buckets.
@@ -32,7 +32,8 @@ def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors into one of shape (sum of numel,); a single contiguous tensor becomes a view."""
+    """Concatenate tensors into one of shape (sum of numel,); for a single contiguous tensor, return a
+    view."""
     flat_tensors = [tensor.reshape(-1) for tensor in tensors]
     return flat_tensors[0] if len(flat_tensors) == 1 else torch.cat(flat_tensors)
 

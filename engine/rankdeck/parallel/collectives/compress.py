@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 AllReduceFn = Callable[[Sequence[Tensor]], None]
-"""Sums each tensor of a list over the group, in place."""
+"""Function that sums each tensor of a list over the group, in place."""
 
 HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
-    """Return a gradient's shape (rows, columns) as a matrix, or None if two thin matrices would not pay off.
+    """Return a gradient's shape (rows, columns) as a matrix, or None if two thin matrices would not save
+    enough.
 
-    They pay off if together they have less than half of the gradient's elements, as in torch's own hook.
+    They must together have less than half of the gradient's elements, as in torch's own hook.
     """
     if len(shape) < 2:
         return None
@@ -90,7 +91,7 @@ class PowerSgd:
         return matrix.clone() if error is None else error.add_(matrix)
 
     def _initial_q(self, index: int, matrix: Tensor) -> Tensor:
-        """Return the Q (columns, k) to start from: the last step's, or a random one that is equal on every
+        """Return the Q (columns, k) to start from: the last step's, or a random Q that is equal on every
         rank."""
         if index in self._q:
             return self._q[index]

@@ -27,7 +27,8 @@ _STATE_DICTS = ("error_dict", "p_memory_dict", "q_memory_dict")
 _MIB = 2**20
 _NS_TO_S = 1e-9
 FIRST_POWERSGD_STEP = 2
-"""Torch's minimum: DDP rebuilds its buckets after the first step."""
+"""First step that PowerSGD compresses: torch's minimum, because DDP rebuilds its buckets after the first
+step."""
 
 
 def register_compression_hook(
@@ -98,10 +99,10 @@ def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
 
 
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
-    """Return (Unix time of the first bucket's start, seconds to the last bucket's end) of a backward.
+    """Return (Unix time of the first bucket's start, seconds to the last bucket's end) of the backward before
+    the last forward.
 
-    This is the backward before the last forward. None on GPUs, whose log has no timestamps, and if torch did
-    not time that backward.
+    None on GPUs, where torch's log has no timestamps, and if torch did not time that backward.
     """
     log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)

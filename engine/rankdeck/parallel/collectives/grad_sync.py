@@ -58,10 +58,11 @@ def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
-    """Send all gradients to every other rank, n(n-1) messages at once, and sum in rank order everywhere.
+    """Send all gradients to every other rank, n(n-1) messages at once, and sum them in rank order on every
+    rank.
 
-    It takes a single round, so it is fastest if messages are small and latency dominates; it needs memory for
-    the gradients of all ranks.
+    This takes a single round, so it is fastest if messages are small and latency dominates; it needs memory
+    for the gradients of all ranks.
     """
     others = [rank for rank in range(peers.size) if rank != peers.rank]
     arriving = {rank: torch.empty_like(flat) for rank in others}
@@ -82,7 +83,8 @@ ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "all-to-all": _all_to_all_sum,
     "ring": ring_sum,
 }
-"""Each sums a contiguous tensor (N,) over the group's ranks in place, with the same bits on all ranks."""
+"""All-reduce functions by name; each sums a contiguous tensor (N,) over the group's ranks in place, with the
+same bits on all ranks."""
 _ROOT_RANK = 0
 _MAX_NAMES = 8
 """Maximum number of parameter names in one message."""
@@ -97,7 +99,7 @@ class SyncTimes:
 
 
 class GradientSync:
-    """Summing of gradients over `group`, always of the same gradients in the same order."""
+    """Gradient sync over `group`, which always sums the same gradients in the same order."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class GradientSync:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return PowerSGD's state; empty for other compressions."""
+        """Return PowerSGD's state, or an empty dict for other compressions."""
         return {} if self._powersgd is None else self._powersgd.state()
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:

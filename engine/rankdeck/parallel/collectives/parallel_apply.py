@@ -30,9 +30,10 @@ SOLE_OWNER_ATTRIBUTE = "_rankdeck_handed_over"
 
 
 def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> list[Any]:
-    """Call replica i with the arguments inputs[i] (a tuple) in its device's thread; return one output each.
+    """Call replica i with the arguments inputs[i] (a tuple) in its device's thread; return one output per
+    replica.
 
-    Each replica's backward runs in the same thread. A second derivative through the replicas is refused.
+    Each replica's backward runs in the same thread. Second derivatives through the replicas raise an error.
 
     Raises:
         ReplicaError: a replica raised in its forward or, during the caller's backward, in its backward.
@@ -143,8 +144,8 @@ class _SeedFunction(torch.autograd.Function):
     """Start of a replica's backward: a scalar whose gradient is replaced by the outputs' gradients.
 
     The function takes the outputs' gradients from `grads`, so that each is freed as soon as it is used. If
-    they were passed to torch.autograd.backward instead, they would all live until it ends, which costs memory
-    that no GPU would need.
+    they were passed to torch.autograd.backward instead, all of them would live until that call ends, which
+    costs memory that no GPU would need.
     """
 
     @staticmethod
@@ -160,9 +161,10 @@ class _SeedFunction(torch.autograd.Function):
 
 
 def _take_ownership(grad: Tensor | None) -> Tensor | None:
-    """Return the gradient in a tensor that is its only owner.
+    """Return a detached tensor that takes over the gradient's storage.
 
-    Autograd holds its arguments until the backward ends, so the tensors that gather marked are emptied.
+    Autograd holds the original until the backward ends, so the original is emptied if `gather` marked it as
+    read by its receiver only.
     """
     if grad is None:
         return None

@@ -1,8 +1,8 @@
 """Point-to-point messages between the ranks of one group, counted as they are sent.
 
 Explicit algorithms (ring.py, grad_sync.py) are written with `start` and `exchange`. Ranks are relative to the
-group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, without which NCCL would not start sends
-and receives that wait for each other together.
+group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv. Without it, NCCL would not start together
+the sends and receives that depend on each other.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Peers:
         self.size = dist.get_world_size(self.group)
         self.global_ranks: list[int] = dist.get_process_group_ranks(self.group)
         self.sent_bytes = [0] * self.size
-        """Bytes sent to each rank of the group; the reader resets it."""
+        """Bytes sent to each rank of the group; the caller resets them."""
 
     @property
     def backend(self) -> str:
         return str(dist.get_backend(self.group))
 
     def start(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> list[dist.Work]:
-        """Start messages and return the handles to wait for.
+        """Start sending and receiving messages, and return the handles to wait for.
 
         Empty tensors are not sent: sender and receiver both know that they are empty.
         """

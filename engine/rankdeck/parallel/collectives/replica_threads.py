@@ -1,14 +1,14 @@
 """One thread per virtual device; together they run parallel_apply and its backward concurrently, as GPUs
 would.
 
-Each thread takes over the caller's grad mode, autocast and dispatch mode (fixed draws); a ledger that tracks
-the caller also tracks the thread. Each thread measures its own CPU time, which defines a virtual device's
-utilization. The threads live until `close`.
+Each thread adopts the caller's grad mode, autocast settings and dispatch mode, such as the mode that fixes
+random draws; a ledger that tracks the caller also tracks the thread. Each thread measures its own CPU time,
+which defines a virtual device's utilization. The threads live until `close`.
 
 Random numbers: host operations share one generator, so threads that draw concurrently would draw different
-numbers in every run. Each device therefore owns a random state, and forwards that draw take turns, each with
-its device's state. A change of the generator's state shows that a forward draws: the first run in each mode
-(training, evaluation) always takes turns.
+numbers in every run. Each device therefore has its own random state, and forwards that draw take turns, each
+with its device's state. If the generator's state changes, the forward draws numbers: to detect this, the
+first run in each mode (training, evaluation) always takes turns.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReplicaThreads:
     """A thread, a random state and a busy time per device. Close it, or use it as a context manager.
 
     While a ledger is tracking, replicas take turns, so that the sum of all devices' bytes, as an allocator
-    sees it, rises the same way each time. Each device's own numbers do not depend on this.
+    sees it, rises in the same way in every run. Each device's own numbers do not depend on this.
     """
 
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
@@ -74,9 +74,10 @@ class ReplicaThreads:
         self.lead_phase: PhaseSpan | None = None
         """Phase of device 0 before its thread starts a backward: the loss's own backward."""
         self.busy_s = [0.0] * devices.num_devices
-        """CPU seconds that each device has computed so far, without helpers of torch's own thread pool."""
+        """CPU seconds that each device has used so far, excluding torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
-        """Random state per device. Device 0 uses the process's (None); others get one at the first draw."""
+        """Random state per device: always None for device 0, which uses the process's state; None for other
+        devices until their first draw."""
         self._draws_random: dict[bool, bool] = {}
         self._has_drawn = False
         self._lock = threading.Lock()
@@ -159,8 +160,8 @@ class ReplicaThreads:
                 mark.num_bytes = sum(self.devices.moved_bytes.values()) - before or None
 
     def start_lead_phase(self, name: str) -> None:
-        """Start a phase of device 0 in the calling thread. `end_lead_phase`, called inside autograd, ends
-        it."""
+        """Start a phase of device 0 in the calling thread. Autograd later calls `end_lead_phase`, which ends
+        the phase."""
         self.lead_phase = self.spans.start(0, name)
 
     def end_lead_phase(self) -> None:
@@ -212,7 +213,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Compare two states by their bytes, without torch operations, which compute nothing while planning."""
+    """Compare two states by their bytes; torch operations would compute nothing while planning."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

@@ -32,10 +32,11 @@ from rankdeck.torch_compat.modules import BatchNorm, make_contiguous, own_parame
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""Weights are gathered in half the bytes; each rank's slice and the gradient sums stay fp32."""
+"""Mixed precision policy that gathers weights in bf16, half the bytes; each rank's slice and the gradient
+sums stay fp32."""
 
 _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
-"""A weight's owner, its name there, and its metadata."""
+"""The module that owns a weight, the weight's name in that module, and its metadata."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Sharding:
         return replicated
 
     def _shard_norms(self, submodule: nn.Module) -> None:
-        """Make batch norms groups of their own with `is_bf16`: their weights stay fp32, like their
+        """With `is_bf16`, make batch norms groups of their own, so that their weights stay fp32 like their
         statistics."""
         for module in list(submodule.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
@@ -118,8 +119,8 @@ class Sharding:
 def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
     """Return the replicated weights of a part's own group, and the metadata of its other weights.
 
-    The metadata does not reference any weight that will be cut: the weight would stay in memory next to its
-    slices.
+    The metadata does not reference any weight that will be cut: a reference would keep the whole weight in
+    memory next to its slices.
     """
     group_weights = list(_group_weights(submodule))
     replicated = _unshardable_weights([weight for _, _, weight in group_weights])
@@ -133,8 +134,8 @@ def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_Owned
 
 
 def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
-    """Copy the weights' attributes to their slices, and to the gathered weights, together with gradient
-    hooks."""
+    """Copy the weights' attributes to their slices, and the attributes and gradient hooks to the gathered
+    weights."""
     if not marks:
         return
     assert isinstance(submodule, FSDPModule)
@@ -152,7 +153,8 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reshard_blocks(model: nn.Module) -> None:
-    """Free all gathered weights, even after a forward without backward: `parameters()` are slices again."""
+    """Free all gathered weights, even after a forward without backward, so that `parameters()` returns slices
+    again."""
     for module in sharded_modules(model):
         module.reshard()
 
@@ -170,7 +172,7 @@ def _untied_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """Count for each weight the modules that hold it."""
+    """Count the modules that hold each weight."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 

@@ -40,7 +40,7 @@ class MetaInitModel:
     ) -> None:
         """Build the model: with values on rank 0, with `build_on_meta` on all other ranks.
 
-        `dtype` is the dtype for floating-point weights; with None they keep the model's own.
+        `dtype` is the dtype for floating-point weights; with None, the weights keep the model's own dtype.
         """
         self.module = (model_fn() if rank == 0 else build_on_meta(model_fn)).train()
         self._device = device

@@ -1,11 +1,11 @@
-"""Weights that a step uses on some ranks only, or on none, while each rank holds a slice of all of them.
+"""Weights that a step uses on only some ranks, or on none, while each rank holds a slice of every weight.
 
     before gradients are scattered   zeros for weights without a gradient, so that all ranks scatter the same
     after backward                   ranks compare used weights: a weight that no rank used has no gradient
 
-All ranks gather blocks together, and each rank in the order in which it computes them: ranks that compute
-different blocks would gather one block's slices into another. A check after backward detects this and raises
-an error. Read blocks.py first. Source: torch_compat/fsdp.py.
+All ranks gather blocks together, each in the order in which it computes them: ranks that compute different
+blocks would gather one block's slices into another. A check after backward detects this and raises an error.
+Read blocks.py first. Source: torch_compat/fsdp.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UsedWeights:
     def _check_block_order(self, device: torch.device) -> None:
         """Compare the order of blocks across ranks.
 
-        On a GPU the result is read in the next step, so that nothing waits for it.
+        On a GPU the result is read in the next step, so that this step does not wait for it.
         """
         number = torch.tensor(self._block_order_hash, dtype=torch.int64, device=device)
         self._block_order_hash = 0

@@ -36,9 +36,11 @@ class Chain(ABC):
         self.model = model
         self.names = list(names)
         self.owners: dict[int, int] = {}
-        """Per buffer id: the first unit whose forward leaves the same value in it as the model's forward."""
+        """By buffer id, the first unit whose forward leaves the same value in the buffer as the model's
+        forward."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
-        """Callback for each placeholder of a tensor that a stage lacks, with that tensor's name."""
+        """Callback for each placeholder that replaces a tensor missing from a stage; it also gets that
+        tensor's name."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,9 +48,9 @@ class Chain(ABC):
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first read the model's inputs."""
     accepts_any_batch: bool = True
-    """Whether a stage accepts other batch sizes and other sample sizes than those of the sample batch."""
+    """Whether a stage accepts batch sizes and sample sizes other than those of the sample batch."""
     uses_model_modules: ClassVar[bool] = False
-    """Whether stages run the model's own modules, not copies of them over the same weights."""
+    """Whether stages run the model's own modules rather than copies that share the model's weights."""
 
     @abstractmethod
     def stage(self, start: int, end: int) -> nn.Module:

@@ -27,7 +27,8 @@ from rankdeck.torch_compat.modules import split_state_dict
 class StageCommunication:
     """Communication of one pipeline's ranks, in `group` (None: all ranks).
 
-    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default only this pipeline.
+    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default, this is the only
+    pipeline.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class StageCommunication:
         it.
 
         All ranks of the run create all groups in the same order. If only its members created a group, its
-        name would depend on how many groups each member had created before, and members with different
-        numbers would never meet.
+        name would depend on how many groups each member had created before, and members with different counts
+        would wait for each other forever.
         """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         # The ranks of this pipeline, by their numbers in the run.
@@ -84,8 +85,8 @@ class StageCommunication:
         return [(self.cut.model.get_parameter(name), group) for name, group in self._tied_names]
 
     def tied_weight_holders(self) -> dict[nn.Parameter, int]:
-        """Return the number of ranks that hold each weight, for this rank's weights that other ranks hold
-        too."""
+        """Return this rank's weights that other ranks hold too, each with the number of ranks that hold
+        it."""
         return {parameter: group.size() for parameter, group in self.tied_weights()}
 
     def _global_rank(self, rank: int) -> int:
@@ -99,7 +100,7 @@ class StageCommunication:
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that share it.
 
-        If no stage has a gradient for a weight, none gets one: optimizers leave such a weight alone.
+        If no stage has a gradient for a weight, its gradient stays None, and optimizers do not update it.
         """
         for parameter, group in self.tied_weights():
             # Asked before zeros fill it in: all ranks take part in the sum, also those without a gradient.
@@ -198,8 +199,8 @@ class StageCommunication:
         return sending
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Gather all weights, under the model's names, on the host of the group's rank 0; empty on other
-        ranks."""
+        """Return all weights under the model's names, gathered on the host of the group's rank 0; other ranks
+        get an empty dict."""
         local_state = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:

@@ -1,8 +1,8 @@
 """Costs of units, by which stages are balanced, and the shapes of the tensors that enter each unit.
 
-    parameters     numel of its weights; a weight that several units share counts in the first
-    time           seconds of its forward, on the device that will run it
-    activations    bytes that its forward keeps for its backward
+    parameters     numel of the unit's weights; a weight that several units share counts only in the first
+    time           seconds of the unit's forward, on the device that will run it
+    activations    bytes that the unit's forward saves for its backward
 
 Read cutting.py next.
 """
@@ -41,9 +41,9 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_batched: bool = True
-    """Whether its first dim is the batch."""
+    """Whether the tensor's first dim is the batch."""
     has_gradient: bool = True
-    """Whether the loss depends on it through autograd."""
+    """Whether the loss depends on the tensor through autograd."""
 
     @property
     def returns_gradient(self) -> bool:
@@ -71,8 +71,8 @@ def with_shapes(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
 
 
 def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
-    """Return the shapes of the tensors that enter each unit, for a batch of `num_samples`; none enter the
-    first.
+    """Return the shapes of the tensors that enter each unit, for a batch of `num_samples`; no tensors enter
+    the first unit.
 
     Raises: ModelError when the first tensor that enters a unit does not have the batch as its first dim.
     """
@@ -128,8 +128,8 @@ def mark_gradients(
 ) -> list[Boundary]:
     """Mark which tensors of the boundaries get no gradient.
 
-    On one device the weights behind these tensors get no gradient either, and an optimizer leaves them alone.
-    `read` returns the model outputs that the loss reads.
+    On one device, the weights that such a tensor was computed from get no gradient either, and an optimizer
+    does not update them. `read` returns the model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:
@@ -178,7 +178,7 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
-    """Return the seconds that each unit's forward takes, the fastest of a few runs.
+    """Return the seconds that each unit's forward takes: the shortest time of a few runs.
 
     Only one unit at a time is on the device.
     """

@@ -42,7 +42,7 @@ class StageWeight:
 
 class CutModel:
     """A model cut into stages. `stages[i]` is called as chain.py describes. `boundaries[i]` describes the
-    tensors that enter stage i, for batches of the sample's size; an empty boundary follows the last stage."""
+    tensors that enter stage i, for batches of this size; an empty boundary follows the last stage."""
 
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
@@ -61,8 +61,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Return the stages that hold each tensor, by its id; a buffer's value is taken from the first of
-        them."""
+        """Return the stages that hold each tensor, by its id; a buffer's value comes from the first."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -78,7 +77,7 @@ class CutModel:
         return self._holders.get(id(tensor), (0,))[0]
 
     def copy_shared_buffers(self, stages: Iterable[int]) -> None:
-        """Give each of this process's `stages` its own copy of shared buffers; the first keeps the
+        """Give each of this process's `stages` its own copy of shared buffers; the first stage keeps the
         original."""
         together = list(stages)
         for index in together:
@@ -110,15 +109,15 @@ class CutModel:
         return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Return those of `stage_tensors` that no unit of any stage uses. Call this before weights are
+        """Return the tensors of `stage_tensors` that no unit of any stage uses. Call this before weights are
         replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
-        """Drop the tensors of all other stages: the model keeps its structure and names, with None in their
-        place."""
+        """Drop the tensors of all other stages: the model keeps its structure and names, with None
+        instead."""
         kept_ids = {id(tensor) for tensor in self.stage_tensors(stages)}
         for module in self.model.modules():
             for tensors in own_tensors(module):

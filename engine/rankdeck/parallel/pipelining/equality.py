@@ -1,11 +1,12 @@
 """Check that a chain's units compute the same as the model: forward and backward, training and evaluation.
 
-small models    values of two training steps and an evaluation on two samples: outputs, the gradient of
-                every weight, buffers. Weights are moved off their initial values first, so that a gate
+small models    two training steps and an evaluation on two samples must give the same outputs, gradients of
+                all weights, and buffers. Weights are moved off their initial values first, so that a gate
                 that is zero at the start is open. Units are connected like pipeline stages: a tensor that
                 crosses is an autograd leaf on the other side, and each unit has buffers of its own.
-others, plans   on shapes: results come from the same weights by the same operations
-all             no result is computed from a placeholder (probing.py); tensors at cuts are the same in eval
+others, plans   on shapes only: results must come from the same weights by the same operations
+all             no result may be computed from a placeholder (probing.py), and the tensors at cuts must be
+                the same in evaluation
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ USES_AUTOGRAD_GRAD = phrase(
     "it calls autograd.grad, as a gradient penalty does, but no stage has the whole graph"
 )
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative to a tensor's largest value: operations are the same, only sums may have another order."""
+"""Tolerances relative to a tensor's largest value: only the order of sums may differ."""
 
 
 @dataclass
@@ -206,8 +207,8 @@ def _wrap_model_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
-    """Yield a function that returns the unit output passed to it, and refuses an output that was computed
-    from a placeholder."""
+    """Yield a function that returns the unit output passed to it, or raises an error if that output was
+    computed from a placeholder."""
     origins = TaintMode()
 
     def look_at(output: Any) -> Any:
@@ -288,8 +289,7 @@ def _run_training_step(
 
 
 def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients that a fixed random weighted sum of all results has with respect to each of
-    them."""
+    """Return the gradient of a fixed, randomly weighted sum of all results with respect to each result."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(tensor.shape, generator=generator).to(tensor) if tensor.requires_grad else None
@@ -315,8 +315,8 @@ def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """Yield the units, each with attributes and buffers of its own, and each unit's buffers by the id of the
-    original."""
+    """Yield the units, each with its own attributes and buffers, and each unit's buffers by the original
+    buffer's id."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []

@@ -11,9 +11,10 @@ positions, flattening).
                               a decoder's blocks, position biases that the first block makes for all)
     units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
     units of the stage        get the tensors that cross in place of these arguments
-    the unit after it         ends the forward: its arguments are sent to the next stage
-    weights                   those of its units, and those of others that its results come from: a table
-                              that is the head's matrix too, a temperature, a gate between layers
+    unit after the stage      ends the forward: its arguments are sent to the next stage
+    weights                   those of the stage's units, and those of other units that the stage's results
+                              depend on: a table that is also the head's matrix, a temperature, a gate between
+                              layers
 
 A model whose own code carries a tensor past a cut (a skip connection from stem to head) cannot be cut this
 way: equality.py detects that. Read chain.py first, traced.py for such models.
@@ -202,8 +203,8 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """Replace all tensors that the stage does not need by placeholders, which still tell the model's code
-        a weight's dtype.
+        """Replace all tensors that the stage does not need by placeholders, from which the model's code can
+        still read a weight's dtype.
 
         The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
         runs the code around the units.
@@ -224,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Refuse calls of the modules `idle`, which did not run in the observed forward: the stage lacks
-        their weights."""
+        """Make calls of the modules `idle` raise an error: they did not run in the observed forward, so the
+        stage lacks their weights."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -256,7 +257,8 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward of another stage's unit and disable the unit's hooks; its structure stays."""
+        """Replace the forward of another stage's unit and disable the unit's hooks; the unit's structure
+        stays."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks __call__, which runs the hooks, up on the class.
@@ -276,7 +278,7 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Keep those of a unit's returned tensors that a later stage needs."""
+        """Keep the tensors that a unit returned and that a later stage needs."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)
@@ -325,8 +327,8 @@ class _ObservedStage(nn.Module):
     ) -> Tensor:
         """Make zeros that take no memory.
 
-        Results computed from them are dropped. If the model's code does need such a result later, a gradient
-        reaches the zeros, which raises an error.
+        Results computed from the zeros are dropped. If the model's code needs such a result later after all,
+        a gradient reaches the zeros, which raises an error.
         """
         # One number in memory for any shape.
         blank = torch.zeros((), dtype=dtype, device=device).expand(shape)

@@ -46,8 +46,8 @@ def one_forward_one_backward(
 
     `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
     outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
-    `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. The first stage has no previous
-    neighbour and the last stage no following one: nothing is received from them.
+    `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. The `previous` neighbour of the
+    first stage and the `following` one of the last stage exchange nothing.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
 
@@ -100,7 +100,8 @@ class Neighbour:
 
 
 class HandWrittenSchedule:
-    """`one_forward_one_backward` for a rank's only stage, with its spans and microbatches in flight."""
+    """Schedule that runs `one_forward_one_backward` on a rank's only stage, and records its spans and
+    microbatches in flight."""
 
     def __init__(
         self,
@@ -134,7 +135,8 @@ class HandWrittenSchedule:
         )
 
     def _exchange(self, rank: int, tensors: Tensors, boundary: Boundary) -> Tensors:
-        """Exchange tensors with a rank; do nothing before the first rank and after the last one."""
+        """Exchange tensors with a rank; do nothing if that rank would be before the first or after the last
+        one."""
         if not 0 <= rank < self._peers.size:
             return ()
         outgoing = [tensor.detach().contiguous() for tensor in tensors]

@@ -1,6 +1,6 @@
 """Run a model once to learn about it, without changing weights, statistics or random numbers.
 
-With fake tensors, a run takes hardly any time either.
+With fake tensors, such a run also takes hardly any time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Weights times input elements: some milliseconds of a CPU, where shapes take most of a second."""
+"""Maximum number of weights times input elements for a cheap forward: some milliseconds on a CPU, whereas a
+shape computation takes most of a second."""
 
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Restore weights, state and random numbers at the end.
 
-    The yielded function moves weights off their initial values, always in the same way, so that no weight
-    stays at zero or at one. It also restores state.
+    The yielded function restores state too, and moves weights off their initial values, always in the same
+    way, so that no weight stays at zero or at one.
     """
     put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
@@ -155,7 +156,8 @@ def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tenso
 def _history_number(
     tensor: torch.Tensor, node_numbers: dict[Any, int], numbers: dict[tuple[Any, ...], int]
 ) -> int:
-    """Return a number that identifies a tensor's history: equal if the operations and their inputs are equal.
+    """Return a number that identifies a tensor's history; equal operations on equal inputs get the same
+    number.
 
     Graphs are deeper than a call stack, so unvisited nodes wait in a list.
     """

@@ -38,7 +38,7 @@ from rankdeck.torch_compat.pipelining import Stage, clone_view, receive_buffers,
 
 _FREED_GRAPH_TEXT = "backward through the graph a second time"
 _MICROBATCH_INDEX = torch.empty(1, dtype=torch.int64, device="meta")
-"""Input of torch's first stage for a microbatch: its index."""
+"""Input that torch's first stage gets for a microbatch: the microbatch's index."""
 
 
 class Traffic:
@@ -103,8 +103,8 @@ class StageRunner(nn.Module):
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward, or for its backward with the state that the forward
-        left."""
+        """Return a context for a microbatch's forward, or for its backward, which starts with the state that
+        the forward left."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor. If no gradient of it is sent back, a hook on it raises when it gets one."""
+    """Return a received tensor. If no gradient is sent back for it, a hook raises if it gets one."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -237,7 +237,7 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """torch's stage, which sets its runner's microbatch index and counts forwards, backwards and sends."""
+    """torch's stage that sets its runner's microbatch index and counts forwards, backwards and sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -308,8 +308,8 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 
 @dataclass
 class _Moments:
-    """Means and squared deviations (C,) over all microbatches so far, and the number of values behind
-    them."""
+    """Means and squared deviations (C,) over all microbatches so far, and the number of values that they
+    cover."""
 
     mean: Tensor
     squares: Tensor
@@ -325,18 +325,19 @@ class _Moments:
 
 
 class FullBatchStatistics:
-    """Running statistics of a stage's batch norms, which stay unchanged until `update`. Those of the first
-    norm are exact; later norms get outputs that earlier norms normalized per microbatch."""
+    """Running statistics of a stage's batch norms, which stay unchanged until `update`. The first norm's
+    statistics are exact; later norms get outputs that earlier norms normalized per microbatch."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
-        """Index of the microbatch that runs now, forward or backward."""
+        """Index of the microbatch whose forward or backward is running."""
         self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
-        """Calls in each microbatch: a norm that is used twice counts its batch twice, as on one device."""
+        """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device.
+        """
         self._saved_buffers: tuple[Tensor | None, ...] = ()
         self._written_share = 1.0
-        """A microbatch's share in the values that a norm writes."""
+        """Share of the microbatch's own statistics in the values that a norm writes."""
         self.norms = [module for module in stage.modules() if _is_norm(module)]
         for module in self.norms:
             module.register_forward_pre_hook(self._replace_buffers)
@@ -385,8 +386,8 @@ class FullBatchStatistics:
 
 
 def _is_norm(module: Any) -> bool:
-    """Check whether a module is a batch norm of this stage (those of other stages have no buffers here), or a
-    traced one: a graph with such buffers, whose momentum attribute this function restores."""
+    """Check whether a module is a batch norm of this stage (those of other stages have no buffers here) or a
+    traced batch norm, that is, a graph with such buffers. Restore the momentum attribute of a traced one."""
     if own_buffers(module).get("running_mean") is None:
         return False
     if not isinstance(module, InterpreterModule):

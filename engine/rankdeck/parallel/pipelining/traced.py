@@ -1,4 +1,4 @@
-"""Cut any model that torch.export can trace, in its graph: the last resort, for connections that skip
+"""Cut any model that torch.export can trace, by cutting its graph: the last resort, for connections that skip
 modules.
 
 A graph is cut before modules that run once. A tensor of an earlier stage that a later stage needs is sent

@@ -25,8 +25,8 @@ CallArguments = list[tuple[int | str | None, Tensor, int, Any]]
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of a unit, by position or name. With `key` None it is an output of the model after
-    its last unit.
+    """A tensor argument of a unit, by position or name. If `key` is None, it is an output of the model,
+    computed after the last unit.
 
     Equal `value_id`s mean the same tensor. `producer` is the index of the last unit that took part in
     computing it, or -1 if none did.

@@ -1,5 +1,5 @@
-"""Versions of a stage's weights: the optimizer's, and the older ones with which microbatches in flight
-started.
+"""Versions of a stage's weights: the one that the optimizer updates, and older ones with which microbatches
+in flight started.
 
 A version is a set of Parameters with its own storages. The newest version shares the storages of the module's
 own weights. If the newest version is still needed at an update, the module gets copies to update, and the old

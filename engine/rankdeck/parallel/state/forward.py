@@ -1,8 +1,9 @@
 """State that forwards change, for batches split into chunks: microbatches of a stage, dp's replicas, ranks.
 
     before a batch    every chunk starts from the same state
-    after it          equal results count once, floating-point ones are averaged by samples, counts of samples
-                      are added up; for integers and text that differ, the first chunk's value is kept
+    after it          equal results count once, floating-point ones are averaged, weighted by samples,
+                      counts of samples are added up; for integers and text that differ, the first chunk's
+                      value is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only that
@@ -11,7 +12,7 @@ state, and a model without such state pays nothing. Batch norms need more than a
 
 Two kinds of modules depend on the order of samples: those that count and store samples (a memory bank with
 its pointer), and those that initialize their weights from the first samples (ActNorm). Microbatches change
-the state of such modules one after another, as if they were batches. Read slots.py and rank_state.py before.
+the state of such modules one after another, as if they were batches. Read slots.py and rank_state.py first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class _StateTracker:
-    """Tracker of the parts of a module's state that change, and of their values after a batch."""
+    """Tracker of the parts of a module's state that change, and of the values that they have after a
+    batch."""
 
     def __init__(
         self, root: nn.Module, norms: Collection[nn.Module] | None = None, ledger: AnyLedger | None = None
@@ -108,7 +110,7 @@ class _StateTracker:
         self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
     def _merge(self, chunk_values: Sequence[Values], groups: Groups) -> None:
-        """Set the state for the whole batch; `chunk_values` are the values that each chunk ended with."""
+        """Set the state for the whole batch; `chunk_values` are the values at the end of each chunk."""
         results: Values = {}
         for name in self._tracked_names:
             left = [
@@ -253,7 +255,7 @@ class ForwardState(_StateTracker):
     def finish(self, groups: Groups = ()) -> None:
         """Merge the state after the batch's last backward.
 
-        `groups` contain the ranks that process the rest of the batch; all of these ranks call this together.
+        The ranks in `groups` process the rest of the batch; all of them call this together.
         """
         self._chunk_values[self._current_chunk] = self._current_values(self._tables)
         self._merge(self._chunk_values, groups)
@@ -274,8 +276,8 @@ class ReplicaState(_StateTracker):
     def start(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
         """Start a batch before the replicas' forwards.
 
-        Replicas share the module's plain attributes: all but the first get copies of those that may be
-        changed in place.
+        Replicas share the module's plain attributes, so all replicas but the first get copies of attributes
+        that may be changed in place.
         """
         self._start(samples)
         self._replica_tables = [replica_tables(replica) for replica in replicas]
@@ -300,8 +302,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return a replica's values on the device of replica 0; for replicas other than 0, only values of
-        these `kinds`."""
+        """Return a replica's values on the device of replica 0; for any other replica, only values of these
+        `kinds`."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]
@@ -327,8 +329,8 @@ def merge_attributes(
 ) -> None:
     """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
 
-    `move(tensor, stage)` copies a tensor to the device of a stage. Where several stages have changed an
-    attribute, the first stage's value is used: later stages run all earlier layers on zeros.
+    `move(tensor, stage)` copies a tensor to the device of a stage. If several stages have changed an
+    attribute, the value of the first of them is used, because later stages run all earlier layers on zeros.
     """
     attributes: dict[tuple[nn.Module, str], Any] = {}
     for state in states:

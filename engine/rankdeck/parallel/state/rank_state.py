@@ -1,9 +1,9 @@
-"""State after one batch, merged across the ranks that have its slices.
+"""State after one batch, merged across the ranks that process slices of the batch.
 
-Ranks find out together which parts of their changed state differ between them. These are few: a counter and
-an EMA teacher advance alike on every rank. From then on only the differing parts are sent: averages by
-all-reduce, numbers and text by gathering; for everything else the first rank's value is used. Read slots.py
-before, forward.py next.
+Ranks find out together which parts of their changed state differ between them. These are few, because a
+counter or an EMA teacher changes in the same way on every rank. From then on only the differing parts are
+sent: averages are all-reduced, numbers and text are gathered; for everything else the first rank's value is
+used. Read slots.py first, forward.py next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdeck.parallel.collectives.buckets import apply_in_buckets
 from rankdeck.parallel.state.slots import Values, is_same
 
 Groups = Sequence[dist.ProcessGroup | None]
-"""Groups of ranks that have other samples of the batch, per mesh axis; None is all ranks."""
+"""For each mesh axis, the group of ranks that process other samples of the batch; None means all ranks."""
 
 
 class CrossRankState:
@@ -33,7 +33,7 @@ class CrossRankState:
     def find_differences(
         self, groups: Groups, changed: Mapping[str, bool], value_of: Callable[[str], Any]
     ) -> None:
-        """Find which of the state that changed on any rank differs between ranks.
+        """Find the state values that changed on any rank and differ between ranks.
 
         `changed` maps a name to whether its value counts samples; such counts always count as different. All
         ranks call this together.
@@ -115,14 +115,16 @@ def _all_gather(local_object: Any, groups: Groups) -> list[Any]:
 # The state that one device would have after a batch, merged from the states of the batch's chunks.
 
 _MIN_COUNTED_SAMPLES = 4
-"""Fewer samples of a chunk may equal a number of forwards: a layer is used twice, or recomputed."""
+"""Minimum chunk size for detecting counts of samples: a smaller number may equal a number of forwards, if a
+layer is used twice or recomputed."""
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
-    """Merge the values that chunks of `samples` samples ended with, all of which started from `before`.
+    """Merge the final values of chunks of `samples` samples, all of which started from `before`.
 
     Equal values count once, unless each chunk has added the number of its samples. Floating-point values are
-    averaged by samples; for all others that differ, the first value is kept. Chunks of 0 samples are ignored.
+    averaged, weighted by samples; for other values that differ, the first value is kept. Chunks of 0 samples
+    are ignored.
     """
     pairs = [(value, n) for value, n in zip(values, samples, strict=True) if n] or [(values[0], 1)]
     values, samples = [value for value, _ in pairs], [n for _, n in pairs]

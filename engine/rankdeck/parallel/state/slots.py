@@ -1,9 +1,9 @@
-"""Places where a module keeps state that its forward may change.
+"""Places in which a module keeps state that its forward may change.
 
 These are buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text, containers of
-these, or small tensors. A slot names one value and every place that holds that value, because two modules may
-share a buffer. The slot finds the value in the module's own tables, and in those of any copy of the module.
-Read rank_state.py next.
+these, or small tensors. A slot is one value with all places that hold it, because two modules may share a
+buffer. The value can be looked up in the module's own tables, and in those of any copy of the module. Read
+rank_state.py next.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ CONTAINERS = (list, tuple, set, deque)
 _SCALARS = (bool, int, float, str, type(None))
 _MAX_ITEMS = 1000
 LARGE_STATE_BYTES = 1 << 20
-"""A larger attribute is more likely kept for inspection than state."""
+"""Size limit of state: a larger attribute is more likely a result that is kept for inspection."""
 _MAX_FROZEN_BYTES = 1 << 28
-"""Larger frozen weights are a base model's, not a teacher's: they are not copied to detect changes."""
+"""Maximum size of frozen weights that are copied to detect changes: larger ones are a base model's, not an
+EMA teacher's."""
 
 
 @dataclass(eq=False)
@@ -62,8 +63,8 @@ def replica_tables(root: nn.Module) -> Tables:
 
 
 def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> dict[str, Slot]:
-    """Return slots by name, or none in planning, where tensors have no values. Skip buffers of the `skipped`
-    modules."""
+    """Return slots by name, except buffers of the `skipped` modules; return none in planning, where tensors
+    have no values."""
     slots: dict[int, Slot] = {}
     if any(isinstance(local_part(weight), FakeTensor) for weight in root.parameters()):
         return {}
@@ -129,8 +130,8 @@ def is_same(left: Any, right: Any) -> bool:
 def save_state(root: nn.Module) -> Callable[[], None]:
     """Save the module's current state; return a function that restores it.
 
-    That function writes values back into the tensors that hold them now, and passes the saved results of
-    `get_extra_state` back to the modules.
+    That function writes the values back into the tensors that held them when they were saved, and passes the
+    saved results of `get_extra_state` back to the modules.
     """
     extra = [
         (module, copy.deepcopy(module.get_extra_state()))
@@ -157,7 +158,7 @@ def _as_real(tensor: Tensor) -> Tensor:
 
 
 def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
-    """Return, by module index, the sum of each module's own trained weights; other modules are left out.
+    """Return the sum of each module's own trained weights, by module index; modules without any are left out.
 
     The sums show whether weights change, even when autograd is bypassed.
     """

@@ -1,14 +1,14 @@
 """Apply a plan: weights become this rank's slices, and hooks add the communication.
 
-    column   input full on every rank, weight cut by outputs; backward sums the input's gradient
+    column   full input on every rank, weight cut by outputs; backward sums the input's gradient
     row      input is the slice that the columns output, weight cut by inputs; forward sums the outputs
 
-Each attention and each feed-forward needs two sums of (B, T, C), one in forward and one in backward. With
-sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum becomes a
-reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
+Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
+With sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum
+becomes a reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
 
-torch breaks ties when it replaces weights; this module ties them again. Read plan.py before, gradients.py
-after. Source: torch.distributed.tensor.parallel.
+torch breaks ties when it replaces weights; this module ties them again. Read plan.py first, gradients.py
+next. Source: torch.distributed.tensor.parallel.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return a layer of an unsplit attention, or else a block missing from the numbered sequence."""
+    """Return a layer of an attention that is not split, or else a block missing from the sequence."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -232,7 +232,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
     kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
     def way(name: str) -> tuple[str, bool] | None:
-        """Return how a layer's weight is cut, None if it is not split. A row's bias stays full."""
+        """Return how a layer's weight is split, or None. The bias of a row-wise layer is not split."""
         module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None
@@ -270,7 +270,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Convert the shared input of several columns to a DTensor once, so that its gradient is summed once."""
+    """Convert the input of several column-wise layers to a DTensor once, to sum its gradient once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -289,7 +289,7 @@ def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard
 # "Reducing Activation Recomputation in Large Transformer Models" (2022).
 
 SEQUENCE_DIM = 1
-"""The dim of hidden states (B, T, C) that is cut."""
+"""Index of the dim T of hidden states (B, T, C), which sequence parallelism cuts."""
 
 
 def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
@@ -327,7 +327,7 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 def require_hidden_states(module: nn.Module, name: str) -> None:
     """Make a split module inside a block require the stream (B, T, C) as its input.
 
-    Raises: ModelError in a later forward on individually chosen tokens, which differ between ranks.
+    Raises: ModelError in a later forward whose input is a selection of tokens, which differs between ranks.
     """
 
     def require(hidden: Tensor) -> Tensor:
@@ -353,7 +353,7 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
 def map_hidden_states(
     args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], Kwargs]:
-    """Return the arguments with the hidden states changed: the first positional or else the named one."""
+    """Return the arguments with `change` applied to the hidden states: the first, or the named argument."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

@@ -1,8 +1,8 @@
 """Find attention by structure: query, key and value layers side by side, and the output layer after them.
 
-Query, key and value are identified by name (model families differ in wording, not in structure), the output
-layer by shape, wherever it is (BERT keeps it in a module of its own). A head is never split, so the number of
-heads must be divisible by the number of ranks. Read plan.py before.
+Query, key and value are identified by name (model families differ in wording, not in structure). The output
+layer is identified by shape, wherever it is (BERT keeps it in a module of its own). A head is never split, so
+the number of heads must be divisible by the number of ranks. Read plan.py first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 WIDTHS = ("all_head_size", "inner_dim")
 _ATTENTION_LAYERS = 4
-"""Query, key, value and output."""
+"""Number of layers in an attention: query, key, value and output."""
 
 
 @dataclass(frozen=True)
 class HeadCount:
-    """A module's attribute that depends on its number of heads, with its value on one rank."""
+    """An attribute that depends on the module's number of heads, with its value on one rank."""
 
     module: str
     attribute: str
@@ -38,7 +38,8 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """One attention: its split layers, the block around it, its heads, and the numbers to adapt."""
+    """One attention: its split layers, the block around it, its number of heads, and the attributes to
+    adapt."""
 
     block: str
     columns: tuple[str, str, str]
@@ -81,7 +82,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 def enclosing_block(model: nn.Module, name: str) -> str:
     """Return the list item that contains a module (a transformer block), or else the module's parent.
 
-    With nested lists, the innermost list is used, unless its item is an attention alone, as in T5.
+    With nested lists, the innermost list counts, unless its item contains only the attention, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None
@@ -104,7 +105,7 @@ def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]
 def has_plain_weight(layer: nn.Module) -> bool:
     """Check whether a layer has only a weight and perhaps a bias of its own.
 
-    A weight computed from others (weight_norm, a parametrization) cannot be sliced in the same way.
+    A weight computed from others (weight_norm, a parametrization) cannot be sliced like a plain one.
     """
     parameters = own_parameters(layer)
     return parameters.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {
@@ -118,8 +119,8 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """Return the first layer after the columns whose input is the width of all heads and whose output is the
-    block's."""
+    """Return the first layer after the columns whose input width is that of all heads together and whose
+    output width is the block's."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
@@ -234,9 +235,9 @@ ELEMENTWISE = (
 
 @dataclass(frozen=True)
 class FeedForwardPair:
-    """Columns that share their input, and the row after them.
+    """Column-wise layers that share their input, and the row-wise layer after them.
 
-    `width` is the number of features between columns and row; `block` is the block around them.
+    `width` is the number of features between columns and row; `block` is the block that contains them.
     """
 
     columns: tuple[str, ...]
@@ -271,7 +272,7 @@ def _layer_shape(layer: nn.Linear) -> tuple[int, int]:
 def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
     """Return pairs of consecutive linear layers with only elementwise modules between them.
 
-    The list is empty if the model's order is unknown.
+    The list is empty if the order of the model's modules is unknown.
     """
     pairs = []
     column: tuple[str, nn.Linear] | None = None

@@ -1,9 +1,9 @@
-"""Sharded gradients and weights: summed where each rank has a partial sum, measured as one vector, and
-gathered.
+"""Sharded gradients and weights: partial sums are added up, the norm is computed as that of one vector, and
+full tensors are gathered.
 
-The norm of all gradients counts every number once, wherever it is: each rank adds the squares of its numbers,
-each divided by how many ranks hold the same number, and the sum across all ranks is the square of the norm.
-That is right for full tensors next to DTensors, on any mesh. Read apply.py before.
+The norm of all gradients counts every number once, on whichever ranks it is: each rank adds up the squares of
+its numbers, each divided by the number of ranks that hold it, and the sum across all ranks is the square of
+the norm. This is correct for any mix of full tensors and DTensors, on any mesh. Read apply.py first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def reduce_partial_gradients(
 ) -> None:
     """Sum every gradient of which each rank of the mesh has only a partial sum.
 
-    `partial` are such gradients of replicated weights; DTensors already record whether they are partial.
+    `partial` lists those gradients that belong to replicated weights; DTensors already record whether they
+    are partial.
     """
     for parameter in parameters:
         gradient = parameter.grad
@@ -99,8 +100,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
     """Gather weights and persistent buffers under every name; all ranks call this.
 
-    Gathered tensors are moved to the host, so that no device needs to hold all of them. Where `should_keep`
-    is false, each is dropped as soon as it is gathered.
+    Gathered tensors are moved to the host, so that no device needs to hold all of them. If `should_keep` is
+    false, each tensor is dropped as soon as it is gathered.
     """
     weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
@@ -116,7 +117,7 @@ def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
 def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
     """Return the gradient after a weight's hooks.
 
-    None where the hooks remove the gradient or change the weight, that is, step the weight themselves.
+    None if the hooks remove the gradient, or update the weight themselves.
     """
     result = gradient.clone()
     for hook in marks.on_gradient:

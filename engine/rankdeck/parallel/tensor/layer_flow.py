@@ -3,8 +3,8 @@
     q, k, v (columns) -> ... -> o (row)         a weight between them receives only one rank's slice
     module's input -> ... -> module's output    a path around the row (a residual) needs the original input
 
-Autograd's graph shows both, in whatever order a module declares its children. Where no forward can be
-observed, the order of declaration is used instead. Read attention.py before, plan_check.py and plan.py next.
+Autograd's graph shows both, in whatever order a module declares its children. If no forward can be observed,
+the order of declaration is used instead. Read attention.py first, plan_check.py and plan.py next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Group = AttentionLayers | FeedForwardPair
 T = TypeVar("T")
 _PLAIN_TYPES = (torch.Tensor, int, float, str, tuple, list, dict)
 _FEATURE_OPS = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
-"""Parts of the names of autograd operations that depend on all features of a token."""
+"""Substrings of the names of autograd operations that depend on all features of a token."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _read_forward(
 ) -> T | None:
     """Return the result of `read` on the graph of one forward in which the modules `names` are observed.
 
-    None where that fails. The arguments of the modules that `blocks` names are stored in it.
+    None if that fails. The arguments of the modules named in `blocks` are stored there.
     """
 
     def record_arguments(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
@@ -165,10 +165,8 @@ _FEATURE_OP_TEXTS = {
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
-    """Name the last operation between the columns and their row that depends on all features.
-
-    None if unknown.
-    """
+    """Return the name of the last operation between the columns and their row that depends on all features,
+    or None if it is unknown."""
 
     def operation(nodes: _ModuleNodes) -> Phrase | None:
         for node in _nodes_between(nodes.output_nodes(columns), nodes.inputs.get(row, ())):
@@ -218,8 +216,8 @@ def _grad_nodes(value: Any) -> list[Any]:
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
     """Yield the weights of a group by order of declaration.
 
-    These are all other weights next to attention's layers, or those declared between a pair's columns and its
-    row.
+    For an attention, these are all other weights beside its layers; for a pair, the weights declared between
+    its columns and its row.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

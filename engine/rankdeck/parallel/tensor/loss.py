@@ -1,7 +1,7 @@
 """Cross entropy on logits whose classes are split across ranks.
 
 Each rank sums over its own classes, and a few numbers per token are sent instead of the logits. Read apply.py
-before. Source: torch.distributed.tensor.parallel.loss_parallel.
+first. Source: torch.distributed.tensor.parallel.loss_parallel.
 """
 
 from __future__ import annotations

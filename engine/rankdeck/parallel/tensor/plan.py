@@ -1,8 +1,8 @@
 """Plan which linear layers of a model are split, and how, before anything moves.
 
 A column-wise layer takes all inputs and computes a slice of the outputs; a row-wise layer takes such a slice
-as its input and sums the partial outputs across the ranks. Layers split only by columns would have to send
-every output; a column followed by a row sends once:
+as its input and sums the partial outputs across the ranks. If all layers were column-wise, each would have to
+send its outputs; a column-wise layer followed by a row-wise one sends only once:
 
     attention       query, key, value: columns (whole heads)      output: row
     feed-forward    up (and gate): columns                        down: row
@@ -83,8 +83,7 @@ def make_plan(
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
     """Find the plan of a model's transformer blocks, or of a chain of linear layers if it has no blocks.
 
-    `inputs` is a small batch of the model's, used to observe a forward; all ranks of a run call this
-    together.
+    `inputs` is a small batch for the model, used to observe a forward; all ranks of a run call this together.
 
     Raises:
         ModelError: nothing can be split, or the heads cannot be divided among the ranks.
@@ -129,7 +128,7 @@ def _drop_differing_units(
     """Return the plan without units whose slices would not compute the same as the full layers.
 
     Raises:
-        ModelError: no columns with a row are left, or an attention does not accept slices.
+        ModelError: no columns followed by a row are left, or an attention does not accept slices.
     """
     differing = _differing_units(model, plan, inputs, entered)
     for unit, difference in differing.items():
@@ -163,7 +162,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Name the operation between a unit's columns and row that needs all features. All ranks call this."""
+    """Return the name of the operation between a unit's columns and row that needs all features. All ranks
+    call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -171,8 +171,8 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Return tables that hold one number per head to add to the scores (T5); each rank takes the numbers of
-    its heads.
+    """Return the tables of position biases, which are added to the scores and hold one number per head (T5);
+    each rank takes the numbers of its heads.
 
     Raises:
         ModelError: another weight lies between an attention's layers.
@@ -202,7 +202,8 @@ def _head_bias_tables(
 def _iter_input_modules(
     model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | FeedForwardPair]
 ) -> Iterator[str]:
-    """Yield modules that contain several columns of one group and no weights except those of split layers."""
+    """Yield modules that contain several column-wise layers of one group and no other weights than those of
+    split layers."""
     split = {layer.name for layer in layers}
     parents = Counter(group.columns[0].rpartition(".")[0] for group in groups)
     for group in groups:
@@ -247,9 +248,10 @@ def _vocabulary_layers(
 
 
 def _is_plain_lookup(table: nn.Embedding) -> bool:
-    """Check whether a table is only looked up.
+    """Check whether an embedding does nothing but look up rows of its table.
 
-    With max_norm it changes in each forward, and scaling by frequency would count only one rank's words.
+    With max_norm, the table changes in each forward; with scale_grad_by_freq, each rank would count only its
+    own words.
     """
     return (
         has_plain_weight(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)

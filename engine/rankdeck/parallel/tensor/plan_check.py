@@ -1,8 +1,8 @@
 """Check a plan before anything is split: slices of each unit must compute the same as the full layers.
 
-A unit is split together or not at all: columns with the row after them, or the layers of one vocabulary. A
-small model is tried as a whole on values (trial.py). A large model is run as a whole on shapes only, and one
-block of each kind is tried on values with few tokens. Rank 0 checks for all ranks. Read plan.py next.
+A unit is a set of layers that are split together or not at all: columns with the row after them, or the
+layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large model is run on
+shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for all ranks.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImp
 from rankdeck.torch_compat.dispatch import without_modes
 
 _MAX_WORK = 30_000_000
-"""Largest product of weights and tokens for a trial on values: a tenth of a second of a CPU."""
+"""Maximum product of weights and tokens for a trial on values: a tenth of a second on a CPU.
+"""
 _MAX_BLOCK_WORK = 250_000_000
 _NUM_TOKENS = 4
-"""Tokens for a block that is tried alone."""
+"""Number of tokens when a block is tried alone."""
 DifferenceFn = Callable[[Sequence["SplitUnit"]], SplitDifference | None]
 
 
@@ -70,7 +71,7 @@ class SplitUnit:
 
 
 def split_units(model: nn.Module, plan: SplitPlan) -> list[SplitUnit]:
-    """Group the plan's layers into units, in their order."""
+    """Group the plan's layers into units, in the plan's order."""
     groups = [list(group) for group in plan.groups()]
     belonging = [{layer.name for layer in group} for group in groups]
     for names in tied_names(model):
@@ -102,10 +103,9 @@ def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCoun
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
 ) -> list[SplitDifference | None]:
-    """Return how each unit's slices would differ in their results; None if they do not or nothing can be
-    tried.
+    """Return how the results of each unit's slices would differ; None if they do not or it cannot be tried.
 
-    `entered` are the arguments of blocks in one forward of the model.
+    `entered` maps blocks to their arguments in one forward of the model.
     """
     with contextlib.suppress(TrialImpossibleError):
         trial = make_trial(model, plan.num_ranks, inputs)
@@ -188,7 +188,7 @@ def _difference_on_shapes(
 def _block_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], entered: Mapping[str, Any]
 ) -> dict[int, SplitDifference]:
-    """Return the differences by index of the unit, found by trying one block of each kind."""
+    """Return the differences by unit index, found by trying one block of each kind."""
     differences: dict[int, SplitDifference] = {}
     by_kind: dict[Any, list[SplitDifference | None]] = {}
     for block in plan.blocks:
@@ -245,7 +245,7 @@ def _truncate_tokens(arguments: Any) -> Any:
 
 _ALTERNATIVES_ADVICE = phrase("Use ddp, which works with unmodified models, or try fsdp or pipeline.")
 _MAX_TRIED_PAIRS = 8
-"""Pairs of layers that are tried for a recommendation."""
+"""Maximum number of pairs of layers that are tried for a recommendation."""
 
 
 def slices_error(model: nn.Module, complaint: str) -> ModelError:

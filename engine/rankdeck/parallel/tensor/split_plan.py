@@ -22,7 +22,8 @@ Kind = Literal["column", "row"]
 
 @dataclass(frozen=True)
 class SplitLayer:
-    """One Linear or Embedding. `gathers_output`: a column whose outputs are gathered after it."""
+    """A split Linear or Embedding. `gathers_output` means that the layer is column-wise and its outputs are
+    gathered after it."""
 
     name: str
     kind: Kind
@@ -154,7 +155,7 @@ _METADATA_NAMES = ("size", "dim", "numel", "stride", "is_floating_point", "is_co
 
 
 class UsedOutsideLayerError(Exception):
-    """The model used a split weight outside of its layer's forward."""
+    """Error for a model that uses a split weight outside of its layer's forward."""
 
 
 class _SplitWeight:
@@ -187,7 +188,7 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Turn a copy of the model into one rank's model, in place. Its parameters stay full."""
+    """Turn a copy of the model into one rank's model, in place. The copy's parameters stay full."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)
     for count in heads:

@@ -1,7 +1,7 @@
 """Layers split along the tensor axis inside the stages of a pipeline: one rank's part of the whole model's
 plan.
 
-Read plan.py and apply.py before.
+Read plan.py and apply.py first.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def split_stages(
 def require_model_modules(stages: StageCommunication, axis: str) -> None:
     """Check that stages run the model's own modules.
 
-    Raises: ModelError where a stage runs copies of the model's modules that share its weights.
+    Raises: ModelError if a stage runs copies of the model's modules that share its weights.
     """
     modules: set[nn.Module] = set(stages.cut.model.modules())
     for stage in stages.local_stages:

@@ -34,19 +34,20 @@ from rankdeck.torch_compat.modules import Dropout, deep_copy
 
 CallModel = Callable[[nn.Module, Any], Any]
 _MAX_RANKS = 4
-"""Maximum number of ranks in a trial; more ranks run the same operations."""
+"""Maximum number of ranks in a trial: further ranks would run the same operations."""
 _EXCHANGE_TIMEOUT_S = 60.0
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
-"""Loose, because some models compute norms and softmax in fp32 for any input."""
+"""Relative tolerances by dtype; they are loose because some models compute norms and softmax in fp32 for any
+input."""
 
 
 @dataclass(frozen=True)
 class SplitDifference:
     """Difference between a split model and the full model.
 
-    `error` is the error that the model's own code raised on the slices; with `is_outside` it names a weight
-    that was used outside of its layer. Without an error, values differ by up to `relative` times the largest
-    value.
+    `error` is the error that the model's own code raised on the slices; with `is_outside`, it is the name of
+    a weight that was used outside of its layer. Without an error, values differ by up to `relative` times the
+    largest value.
     """
 
     error: str | None = None
@@ -55,7 +56,7 @@ class SplitDifference:
 
 
 class TrialImpossibleError(Exception):
-    """The model cannot be tried on values."""
+    """Error for a model that cannot be tried on values."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class SplitTrial:
         return _Outcome([tensor.detach() for tensor in outputs], _gradients(base, outputs))
 
     def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> SplitDifference | None:
-        """Return how the model with these layers split differs from the full one; None where it does not."""
+        """Return how the model with these layers split differs from the full model; None if it does not."""
         with _isolated():
             try:
                 by_rank = self._run_ranks(layers, heads)
@@ -164,7 +165,8 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """The model recomputed a forward in backward, where the other ranks take no part."""
+    """Error for a model that recomputes a forward in its backward, in which the other ranks do not take
+    part."""
 
 
 class _ThreadExchange:
@@ -330,7 +332,7 @@ def _is_finite(outcome: _Outcome) -> bool:
 
 
 def _relative_difference(reference: _Outcome, other: _Outcome) -> float:
-    """Return the largest difference, relative to the largest number of its tensor.
+    """Return the largest difference, relative to the largest number of the tensor in which it occurs.
 
     A gradient that is only rounding error is compared with the largest number of all tensors instead.
     """
