@@ -171,7 +171,7 @@ def check_file_names(listed: Iterable[str]) -> None:
         ValueError: a name is not that of a checkpoint file.
     """
     if not all("/" not in name and _CHECKPOINT_FILE.fullmatch(name) for name in listed):
-        raise ValueError("a file of no checkpoint")
+        raise ValueError("a listed name is not that of a checkpoint file")
 
 
 def _read_commit(path: Path) -> dict[str, tuple[int, str]]:

@@ -50,7 +50,7 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
     )
     lines = done.out.splitlines()
     assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each from seed 0")
-    assert "times of this CPU, not of GPUs" in lines[0]
+    assert "These times are from this CPU." in lines[0]
     assert lines[1].split()[:2] == ["1/2", "single"] and "the reference" in lines[1]
     assert lines[2].split()[:3] == ["2/2", "single", "again"] and "agree to the last bit" in lines[2]
     assert any(text.startswith("losses       1 of 1 agree with single in every step") for text in lines)
@@ -163,7 +163,7 @@ def test_stopping_a_race_keeps_its_measurements(config: str, tmp_path: Path, how
         out = (folder.path / "race.log").read_text()
         assert json.loads(out)["outcome"] == "stopped"
         out = rankdeck_in_process("show", folder.name, exit_code=0).out
-    assert "stopped      0 of 1 have raced; what they showed is kept." in out
+    assert "stopped      0 of 1 finished; their measurements are kept." in out
     facts = json.loads(folder.file.read_text())
     assert (facts["outcome"], facts["entries"][0]["state"]) == ("stopped", "stopped")
     assert not folder.is_alive()

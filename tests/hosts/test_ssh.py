@@ -29,7 +29,7 @@ def test_a_run_on_a_host_is_trained_and_shown(network: HostNetwork) -> None:
     assert run.name == trained["run"] and (run / "weights.safetensors").exists()
     facts = rankdeck("--host", "box1", "show", "last", "--json", exit_code=0).json
     assert facts["loss"] == trained["loss"] and facts["path"] == str(run)
-    assert "There is no run yet" in rankdeck("--host", "box2", "runs", exit_code=0).err
+    assert "There are no runs yet" in rankdeck("--host", "box2", "runs", exit_code=0).err
     assert rankdeck("--host", "box2", "--version", exit_code=0).out.startswith("rankdeck ")
 
 

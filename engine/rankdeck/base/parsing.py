@@ -47,7 +47,7 @@ def parse_json_object(text: str | bytes) -> JsonObject:
     """Parse a JSON object like `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("it is not a JSON object")
     return value
 
 

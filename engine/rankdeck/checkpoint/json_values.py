@@ -176,6 +176,6 @@ def read_views(tensors: Mapping[str, Tensor], stored: Collection[str]) -> dict[s
     for name, tensor in tensors.items():
         is_pairs = name + _COMPLEX_SUFFIX in stored
         if is_pairs and not tensor.is_complex():
-            raise ValueError(f"{name} has complex numbers in it, and here it is real")
+            raise ValueError(f"{name} is complex in the checkpoint, but real here")
         views[name + _COMPLEX_SUFFIX if is_pairs else name] = real_view(tensor) if is_pairs else tensor
     return views

@@ -295,7 +295,7 @@ class CheckpointStore:
             file = checkpoint.path / _random_file(self._rank)
             states = safetensors.torch.load_file(file) if same and is_regular(file) else None
         if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
-            missing.append("what the optimizer keeps in param_groups, which older versions did not save")
+            missing.append("values in the optimizer's param_groups, which older versions did not save")
         answers = self._gather([*progress.lost, *missing])
         missing = sorted({name for answer in answers for name in answer})
         return RestoreResult(progress.step, missing, extra, checkpoint, states)

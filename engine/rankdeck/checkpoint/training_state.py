@@ -146,9 +146,9 @@ def format_name(name: str) -> str:
     kind, _, path = where.partition("/")
     match kind:
         case "":
-            return f"the optimizer's {name.rpartition('.')[2]} of each weight"
+            return f"the optimizer's {name.rpartition('.')[2]} for each weight"
         case "group":
-            return f"{key} of the optimizer's param_groups[{path}]"
+            return f"{key} in the optimizer's param_groups[{path}]"
         case "optimizer" | "state":
             return f"the optimizer's {join_path(path, key)}"
     return f"{path}.{key} of the model" if path else f"the model's {key}"

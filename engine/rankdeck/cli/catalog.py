@@ -105,8 +105,8 @@ def adopt(
 ) -> int:
     """Turn a script's run into a configuration.
 
-    Writes what the run and the script's text show. Values that neither shows are written as "?" for you to
-    fill in.
+    Writes the values found in the run and in the script's source. Values found in neither are written as "?"
+    for you to fill in.
     """
     from rankdeck.adopt.adopt import adopt as adopted_from
     from rankdeck.adopt.adopt import default_file
@@ -126,7 +126,9 @@ def adopt(
         )
     write_export(file, lambda target: target.write_text(adopted.text, encoding="utf-8"))
     if run.outcome() == "running":
-        console.err().print(f"{run.name} is running: this is what it has done so far.", style="yellow")
+        console.err().print(
+            f"{run.name} is still running: the file covers only what it has done so far.", style="yellow"
+        )
     if as_json:
         keys = ("code", "path", "line", "message", "advice")
         problems = [{key: getattr(problem, key) for key in keys} for problem in adopted.problems]
@@ -136,7 +138,7 @@ def adopt(
     for problem in adopted.problems:
         console.err().print(problem.headline(str(file)), soft_wrap=True)
     if adopted.problems:
-        console.err().print(f"The comments there say more. Then: rankdeck validate {quoted}")
+        console.err().print(f"See the comments in the file. Then check it with: rankdeck validate {quoted}")
     else:
         console.err().print(f"Nothing is left to fill in. Train it with: rankdeck train {quoted}")
     # Only the path is on stdout, so that $(rankdeck adopt RUN) names the file.

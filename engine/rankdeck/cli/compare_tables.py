@@ -33,7 +33,7 @@ def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]
         _print_group(out, comparison, group)
     _print_losses(out, comparison, by, lines)
     _print_differences(out, comparison, "configuration", comparison.config_differences)
-    _print_differences(out, comparison, "not configuration", comparison.other_differences)
+    _print_differences(out, comparison, "outside the configuration", comparison.other_differences)
     if any(row.best for row in comparison.rows):
         out.print(f"\n{_BEST_MARK} best, or indistinguishable from the best", style="dim", soft_wrap=True)
 

@@ -45,7 +45,7 @@ def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     rest = {heading: cells for heading, cells in columns.items() if any(cells)}
     for heading in rest:
         table.add_column(heading)
-    table.add_column("on it")
+    table.add_column("used by")
     table.add_column("uuid", overflow="ellipsis", no_wrap=True)
     for row, gpu in enumerate(gpus):
         last = [UNKNOWN if gpu.is_lost else _usage_text(gpu), one_line(gpu.uuid)]
@@ -61,7 +61,7 @@ def processes_table(gpus: Sequence[GpuStatus]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("user", ""):
         table.add_column(heading, no_wrap=True)
-    for heading in ("on the gpu", "on the host"):
+    for heading in ("gpu memory", "host memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("command", overflow="ellipsis", no_wrap=True)
     for gpu in gpus:
@@ -106,7 +106,7 @@ def _value_with_limit(value: float | None, limit: float | None, unit: str) -> st
 def _total_text(gpu: GpuStatus) -> str:
     if not gpu.unified:
         return size_text(gpu.total_bytes)
-    return "the host's" if gpu.host_bytes is None else f"the host's {format_bytes(gpu.host_bytes)}"
+    return "host" if gpu.host_bytes is None else f"host {format_bytes(gpu.host_bytes)}"
 
 
 def _pcie_text(gpu: GpuStatus) -> str:
@@ -122,8 +122,8 @@ def _state_text(gpu: GpuStatus) -> Text:
         return Text(one_line(gpu.why or ""), style="red")
     broken = [
         "" if not gpu.ecc_errors else f"{gpu.ecc_errors} memory errors",
-        "" if not gpu.rows_failed else "memory that cannot be replaced",
-        "" if not gpu.rows_pending else "memory to be replaced: reset it",
+        "" if not gpu.rows_failed else "row remapping failed",
+        "" if not gpu.rows_pending else "row remapping pending: reset the GPU",
         "" if gpu.links_up == gpu.num_links else f"{gpu.links_up} of {gpu.num_links} NVLinks",
     ]
     text = Text(", ".join(filter(None, broken)), style="red")
@@ -157,8 +157,8 @@ def _usage_text(gpu: GpuStatus) -> str:
     if gpu.run is not None:
         texts.insert(0, f"run {gpu.run_name}")
     if gpu.unaccounted_bytes is not None:
-        texts.append(f"not told by whom: {format_bytes(gpu.unaccounted_bytes)}")
-    return ", ".join(texts) or ("free" if not gpu.mig else "split")
+        texts.append(f"unattributed: {format_bytes(gpu.unaccounted_bytes)}")
+    return ", ".join(texts) or ("free" if not gpu.mig else "split (MIG)")
 
 
 def _total_used_text(processes: Sequence[ProcessUse]) -> str:

@@ -62,7 +62,9 @@ def _print_devices(*, as_json: bool, pcie: bool) -> int:
             out.print()
             out.print(processes_table(listing.gpus))
     else:
-        console.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
+        console.err().print(
+            "NVIDIA's driver reports no GPUs. To rehearse on virtual devices: --devices cpu:2"
+        )
     return 0
 
 
@@ -101,7 +103,7 @@ def _silence_lines(
     lines: list[AnySamplerLine] = []
     # The times are equal only until the first of these lines is written, so each silence has a single notice.
     if written_s == heard_s and registry.devices_line is not None:
-        message = "The driver does not answer at the moment: what is shown is old."
+        message = "NVIDIA's driver is not answering. The readings shown are stale."
         lines.append(NoticeLine(code="silent", message=message))
     rows = []
     for device in registry.devices:

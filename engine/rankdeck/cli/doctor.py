@@ -173,7 +173,7 @@ def print_check(line: CheckLine, where: Console | None = None) -> None:
 def _print_totals(done: DoneLine, num_rows: int) -> None:
     num_good = num_rows - sum(map(len, (done.broken, done.look, done.not_tried)))
     out = console.out()
-    out.print(f"\n{num_good} of {num_rows} are good ({done.seconds:.1f} s).", soft_wrap=True)
+    out.print(f"\n{num_good} of {num_rows} checks are good ({done.seconds:.1f} s).", soft_wrap=True)
     _print_names("broken", done.broken, _STYLES["broken"])
     _print_names("worth a look", done.look, _STYLES["look"])
     _print_names("not tried", done.not_tried, _STYLES["not-tried"])

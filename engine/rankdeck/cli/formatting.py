@@ -92,12 +92,12 @@ def loss_range_text(summary: RunSummary) -> str:
 
 
 def non_finite_loss_text(summary: RunSummary) -> str:
-    """Return 'with a loss that is not finite from step 12 on'; empty if all known losses are finite."""
+    """Return 'with a non-finite loss from step 12 on'; empty if all known losses are finite."""
     step, newest = summary.not_finite, summary.loss_step
     if step is None:
         return ""
     where = f"from step {step} on" if (newest or 0) < step else f"in step {step}"
-    return f"with a loss that is not finite {where}"
+    return f"with a non-finite loss {where}"
 
 
 def evaluation_text(evaluation: events.Evaluation) -> str:
@@ -125,10 +125,10 @@ def progress_parts(state: RunState) -> list[str]:
 
 
 def imbalance_text(imbalance: ImbalanceSummary) -> str:
-    """Return 'device 0 +38.7 GiB against the median of the others (3.2×)', or 'balanced'."""
+    """Return 'device 0 is 38.7 GiB above the median of the others (3.2×)', or 'balanced'."""
     ratio = imbalance.ratio
     if not is_notable(imbalance.excess_bytes, ratio):
         return BALANCED
     excess = format_bytes(imbalance.excess_bytes)
-    text = f"device {imbalance.device} +{excess} against the median of the others"
+    text = f"device {imbalance.device} is {excess} above the median of the others"
     return text + (f" ({ratio:.1f}×)" if ratio is not None else "")

@@ -123,7 +123,7 @@ def _title_line(run: RunDir, state: RunState) -> Text:
 
 def _phase_text(state: RunState) -> str:
     if state.script.is_observed and set(state.phases.values()) <= {"started"}:
-        return "no optimizer step was seen yet"
+        return "no optimizer step yet"
     if not state.phases:
         return "starting ranks" if state.started else "starting"
     return state.phases[min(state.phases)]

@@ -170,7 +170,7 @@ def predict_lines(
         if fit_batch and line.devices and not line.is_bound:
             line.largest_batch = largest_batch(by_label[line.label], config, target, plan_rows)
         elif fit_batch and samples.is_bound:
-            line.notes.append("The largest batch that fits is not known, as the largest sample is not.")
+            line.notes.append("The largest batch is unknown, because the largest sample is unknown.")
         own_line = line if line.configured else own_line
         yield line
     if own_line is not None and advice:
@@ -194,7 +194,7 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
         console.print_json([{**vars(row), "error": row.error} for row in compared])
         return 0
     if not compared:
-        console.err().print("No run has left a measured peak yet. Start one with: rankdeck train digits-mlp")
+        console.err().print("No run has a measured peak yet. Start one with: rankdeck train digits-mlp")
         return 0
     console.out().print(accuracy_table(compared))
     console.out().print(spread_text(error_spread(row.error for row in compared), len(compared)))
@@ -217,5 +217,7 @@ def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
         return runs
     # After a refusal, the runs that needed no consent still have their rows.
     left = [run for run in runs if run not in planned or has_config_consent(planned[run])]
-    console.err().print(f"Without {len(runs) - len(left)} runs, whose code may not be executed.")
+    num_refused = len(runs) - len(left)
+    counted = f"{num_refused} run{'s' if num_refused > 1 else ''}"
+    console.err().print(f"Left out {counted} whose code you did not allow to run.")
     return left

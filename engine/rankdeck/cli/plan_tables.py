@@ -91,8 +91,8 @@ def _movement_notes(line: PlanLine) -> list[str]:
         return []
     laid_out = build_timeline(line.movement.by_device())
     if laid_out is None:
-        return ["What moves in a step is too much to be laid out."]
-    return [f"moves {laid_out.text()} a step"]
+        return ["A step moves data in too many operations to list."]
+    return [f"moves {laid_out.text()} per step"]
 
 
 def _memory_text(device: PlannedDevice) -> str:
@@ -102,7 +102,7 @@ def _memory_text(device: PlannedDevice) -> str:
     sizes = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
     if device.reserved_bytes is not None:
         unused_bytes = device.reserved_bytes - device.active_bytes
-        sizes.append(f"reserved and unused {format_bytes(unused_bytes)}")
+        sizes.append(f"reserved but unused {format_bytes(unused_bytes)}")
     if device.constants_bytes:
         sizes.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
     return f"device {device.device}: {', '.join(sizes)}"

@@ -130,7 +130,8 @@ def _gpu_target(gpus: list[GpuStatus]) -> Target:
     """Return the target for GPUs in their current state, without the memory that is already in use."""
     devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
-    return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)
+    state = "in their current state" if len(gpus) > 1 else "in its current state"
+    return Target(f"{len(gpus)} x {', '.join(names)} {state}", devices, like_cuda=True)
 
 
 # The GPUs of other hosts, as `rankdeck devices` reports them there.

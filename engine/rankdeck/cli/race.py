@@ -149,7 +149,7 @@ def _plan_race(
             advice=phrase("Set its options in the configuration's strategy table, or race on more devices."),
         )
     if not quiet:
-        console.err().print(f"planning what fits on {target.name}", style="dim")
+        console.err().print(f"planning which strategies fit on {target.name}", style="dim")
     predicted_lines = sorted(
         predict_lines(config, only, target, advice=False),
         # A single device comes first: its losses are the reference of all others.
@@ -211,9 +211,9 @@ def _confirm_race(request: RaceRequest) -> bool:
     if estimate_duration_s(request.lines, request.steps)[0] <= CONFIRM_ABOVE_S or not is_asked:
         return True
     duration = duration_text(request.lines, request.steps)
-    return typer.confirm(
-        f"{len(request.lines)} strategies take {duration}. Race them?", default=True, err=True
-    )
+    count = len(request.lines)
+    strategies = f"{count} strategies take" if count > 1 else "1 strategy takes"
+    return typer.confirm(f"{strategies} {duration}. Start the race?", default=True, err=True)
 
 
 def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
@@ -315,9 +315,9 @@ def save_winner(race: Race, config: RunConfig, file: Path) -> None:
 
     winner = race.entry(race.verdicts.winner)
     if winner is None:
-        why = "no strategy can be called fastest"
+        why = "no strategy is clearly the fastest"
         if race.is_rehearsal:
-            why = "times of a rehearsal are no GPU's"
+            why = "the times of a rehearsal do not predict GPU times"
         elif race.verdicts.inconclusive:
             why = f"the race is {race.verdicts.inconclusive[:1].lower()}{race.verdicts.inconclusive[1:-1]}"
         console.err().print(f"{file} was not written: {why}.", style="yellow", soft_wrap=True)
@@ -330,8 +330,9 @@ def save_winner(race: Race, config: RunConfig, file: Path) -> None:
             code="unwritable",
             path=str(file),
         ) from None
+    command = f"rankdeck train {shlex.quote(str(file))}"
     console.err().print(
-        f"{file} trains under {winner.label}: rankdeck train {shlex.quote(str(file))}", soft_wrap=True
+        f"Saved the configuration with {winner.label} to {file}. Train it with: {command}", soft_wrap=True
     )
 
 

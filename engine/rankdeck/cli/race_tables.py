@@ -30,7 +30,7 @@ from rankdeck.run_dir import RaceDir
 
 _LABEL_WIDTH = 40
 _STYLES = {REFERENCE: "dim", AGREES: "green", EXPECTED: "yellow", DIFFERS: "bold red"}
-CPU_TIMES_NOTE = "These are times of this CPU, not of GPUs: there another strategy may be the fastest."
+CPU_TIMES_NOTE = "These times are from this CPU. On GPUs, another strategy may be the fastest."
 
 
 def race_introduction(race: Race) -> str:
@@ -112,9 +112,9 @@ def _ranking_table(race: Race, timed: Sequence[RaceEntry]) -> Table:
         ("", "right"),
         ("strategy", "left"),
         ("step", "right"),
-        ("8 of 10 steps", "right"),
+        ("p10 to p90", "right"),
         ("samples/s", "right"),
-        ("sent a step", "right"),
+        ("sent per step", "right"),
         ("losses", "left"),
         *([("one device", "left")] if has_verified else []),
     ):
@@ -159,10 +159,10 @@ def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     if race.outcome == STOPPED:
         yield (
             "stopped",
-            f"{race.num_finished} of {len(race.unique_entries)} have raced; what they showed is kept.",
+            f"{race.num_finished} of {len(race.unique_entries)} finished; their measurements are kept.",
         )
     elif race.outcome == "lost":
-        yield "lost", "Whoever raced was ended in the middle; what was measured until then is kept."
+        yield "lost", "The race process ended unexpectedly. Its measurements so far are kept."
     yield from _loss_rows(race)
     for entry in race.unique_entries:
         if entry.verified_outcome in (NOTED, UNCHECKED):
@@ -195,7 +195,7 @@ def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
         yield (
             "losses",
             f"{len(agreeing)} of {len(others)} agree with {reference.label} in every step: within {bar:.0e} "
-            f"of the loss in the first {STRICT_STEPS} steps, within {race.verdicts.late_bar:.0e} after.",
+            f"of the loss in the first {STRICT_STEPS} steps, within {race.verdicts.late_bar:.0e} afterwards.",
         )
     for entry in race.unique_entries:
         agreement = entry.agreement

@@ -38,7 +38,7 @@ def config(
         out.print(_key_line(config_key) if key is None else _key_text(config_key), soft_wrap=True)
     if key is None:
         names = ", ".join(contracts)
-        out.print(f"\nExplain one: rankdeck config train.steps\nYour own code: {names}", style="dim")
+        out.print(f"\nExplain a key: rankdeck config train.steps\nFor your own code: {names}", style="dim")
         return 0
     for contract in contracts.values():
         out.print(f"{contract.text}\n\n{contract.example}", soft_wrap=True)

@@ -32,7 +32,7 @@ Listen = Annotated[
 ]
 Join = Annotated[
     str | None,
-    typer.Option(metavar="PLACE", help="On the other hosts: join address printed by the first host."),
+    typer.Option(metavar="ADDRESS", help="On the other hosts: join address printed by the first host."),
 ]
 
 

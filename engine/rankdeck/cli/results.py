@@ -33,6 +33,15 @@ class ExportFormat(enum.StrEnum):
     TENSORBOARD = "tensorboard"
 
 
+_CONTENTS = {
+    ExportFormat.SAFETENSORS: "the weights",
+    ExportFormat.CSV: "the metrics",
+    ExportFormat.JSON: "the summary",
+    ExportFormat.TRACE: "the trace",
+    ExportFormat.TENSORBOARD: "the metrics",
+}
+
+
 def runs(
     everything: Annotated[bool, typer.Option("--all", help="Include archived runs.")] = False,
     as_json: AsJson = False,
@@ -61,7 +70,7 @@ def runs(
     elif infos:
         console.err().print(f"All {len(infos)} runs are archived. Show them with: rankdeck runs --all")
     else:
-        console.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
+        console.err().print("There are no runs yet. Start one with: rankdeck train digits-mlp")
     return 0
 
 
@@ -140,14 +149,13 @@ def export(
     with output_path(file) as there:
         if to is ExportFormat.SAFETENSORS:
             step = _write_weights(run, there, attempt, is_older=is_past, trust=trust)
-            what = "the weights"
         else:
-            written, step, what = _write_metrics(run, there, to, attempt), None, to.value
+            written, step = _write_metrics(run, there, to, attempt), None
             # Otherwise the written file may be the temporary file for stdout, which no message should name.
             file = written if to is ExportFormat.TENSORBOARD else file
-    which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
-    after = "" if step is None else f" after step {step}, {which}"
-    console.err().print(f"{output_name(file)} holds {what} of {run.name}{after}.")
+    which = f"its newest checkpoint up to attempt {attempt}" if is_past else "its newest checkpoint"
+    source = "" if step is None else f" (after step {step}, {which})"
+    console.err().print(f"Saved {_CONTENTS[to]} of {run.name} to {output_name(file)}{source}.")
     if as_json:
         console.print_json({"file": str(file), "step": step})
     return 0

@@ -31,7 +31,7 @@ class ObserveLevel(enum.StrEnum):
     FULL = "full"
 
 
-_TORCHRUN_PANEL = "As torchrun's"
+_TORCHRUN_PANEL = "torchrun options"
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT [ARGS]", hidden=True),

@@ -100,7 +100,7 @@ def print_metrics(out: Console, metrics: Mapping[str, MetricSummary]) -> None:
         return
     out.print("\nlogged by the script", style="dim", soft_wrap=True)
     table = empty_table()
-    for heading in ("", "last", "step", "values", "through"):
+    for heading in ("", "last", "step", "values", "logged with"):
         table.add_column(heading, justify="right" if heading in ("last", "step", "values") else "left")
     for name, metric in list(metrics.items())[:_MAX_METRICS]:
         last = UNKNOWN if metric.last is None else f"{metric.last:.6g}"
@@ -109,7 +109,9 @@ def print_metrics(out: Console, metrics: Mapping[str, MetricSummary]) -> None:
         table.add_row(Text(label), last, step, str(metric.count), Text(through))
     out.print(table)
     if len(metrics) > _MAX_METRICS:
-        out.print(f"and {len(metrics) - _MAX_METRICS} more names: show --json", style="dim", soft_wrap=True)
+        out.print(
+            f"and {len(metrics) - _MAX_METRICS} more: rankdeck show --json", style="dim", soft_wrap=True
+        )
 
 
 def _class_name(path: str) -> str:

@@ -164,7 +164,7 @@ def _metric_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
             text + (f", accuracy {_format_percent(accuracy, 2)}" if accuracy is not None else ""),
         )
     if scaling := summary.loss_scaling:
-        yield "loss scale", f"{scaling.scale:g}, steps left out: {scaling.num_left_out}"
+        yield "loss scale", f"{scaling.scale:g}, skipped steps: {scaling.num_left_out}"
     if summary.data is not None and (left_out := summary.data.text()):
         yield "data", left_out
     if summary.samples_per_s is not None:
@@ -205,7 +205,9 @@ def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
     if measured:
         sync_s, overlapped_s = max(measured, key=lambda pair: pair[0])
         hidden = (
-            "" if overlapped_s is None else f", {_format_milliseconds(overlapped_s)} of it under backward"
+            ""
+            if overlapped_s is None
+            else f", {_format_milliseconds(overlapped_s)} of it overlapping backward"
         )
         yield "gradient sync", f"{_format_milliseconds(sync_s)} a step on the slowest rank{hidden}"
 
@@ -252,10 +254,10 @@ def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
         if any(sizes.get(kind) for sizes in by_kind):
             table.add_row(KIND_LABELS[kind], *(size_text(sizes.get(kind)) for sizes in by_kind))
     totals = [device.peak_bytes if at_peak else device.live_bytes for device in devices]
-    table.add_row("peak" if at_peak else "together", *map(size_text, totals), style="bold")
+    table.add_row("peak" if at_peak else "total", *map(size_text, totals), style="bold")
     if any(device.predicted_peak_bytes for device in devices):
         table.add_row("predicted", *(size_text(device.predicted_peak_bytes) for device in devices))
-        table.add_row("error (+: predicted above)", *map(_prediction_error, devices), style="dim")
+        table.add_row("error (+: predicted too high)", *map(_prediction_error, devices), style="dim")
     if any(device.utilisation_mean is not None for device in devices):
         table.add_row("busy", *(_format_percent(device.utilisation_mean) for device in devices))
     return table
@@ -267,7 +269,7 @@ def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
 
     It is not a rich table, because laying one out takes two seconds for 5,000 rows.
     """
-    lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
+    lines = [("run", "title", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     # cell_len and not len: East Asian characters take two cells.
     widths = [max(cell_len(line[at]) for line in lines) for at in range(6)]
     room = width - sum(widths) - 2 * (len(widths) - 1)

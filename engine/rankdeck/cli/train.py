@@ -178,7 +178,7 @@ def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) 
     assert script is not None
     check_trust(run, script, trust=trust)
     python = ChosenPython(Path(script.script.python), script.script.python_source)
-    what = f"{run.name} again; {program_text(script, python)}"
+    what = f"running {run.name} again; {program_text(script, python)}"
     return start_and_wait(partial(rerun, run), what, detach=detach, as_json=as_json)
 
 

@@ -174,7 +174,7 @@ class InterruptCounter:
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
             now = self._num_handled == 2
-            self._show_message("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._show_message("stopping now" if now else "stopping; press Ctrl-C again to stop at once")
             self._stop(now)
         return self.count < 3
 

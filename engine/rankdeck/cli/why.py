@@ -142,7 +142,7 @@ def _print_out_of_memory(ran: OutOfMemoryReport) -> None:
 
 def _print_fixes(ran: OutOfMemoryReport) -> None:
     out = console.out()
-    out.print("\nways out, predicted", style="dim")
+    out.print("\nfixes, predicted", style="dim")
     for fix in ran.fixes:
         verdict = f", {fix.verdict}" if fix.verdict else ""
         out.print(f"  {fix.text}: {fix.headroom}{verdict}", soft_wrap=True)

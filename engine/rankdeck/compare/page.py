@@ -110,7 +110,7 @@ def _comparison_context(comparison: Comparison) -> Mapping[str, Any]:
         "bars": bar_charts.bar_charts(comparison),
         "differences": (
             ("Configuration", _shorten_paths(comparison.config_differences)),
-            ("Not configuration", _shorten_paths(comparison.other_differences)),
+            ("Outside the configuration", _shorten_paths(comparison.other_differences)),
         ),
         "unknown": formatting.UNKNOWN,
         "version": __version__,
@@ -218,7 +218,7 @@ def build_loss_chart(by: str, lines: Sequence[LossCurve]) -> LossChart | None:
     heights = label_heights(ends, _TOP + 4, HEIGHT - _BOTTOM - 2)
     return LossChart(
         by,
-        {"step": "steps", "time": "of training, without pauses", "samples": "samples"}[by],
+        {"step": "steps", "time": "training time, without pauses", "samples": "samples"}[by],
         [Tick(plane.point(at, plane.y_min)[0], _format_tick(by, at, end)) for at in ticks(0, end, 8)],
         [
             Tick(plane.point(0, at)[1], f"{at:.{_num_decimals(plane.y_min, plane.y_max)}f}")

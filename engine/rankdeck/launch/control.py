@@ -184,7 +184,7 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
     try:
         answer = parse_json_object(line)
     except ValueError:
-        raise OSError("the guard hung up") from None
+        raise OSError("the run's guard closed the connection") from None
     if not answer.get("ok"):
         message = phrase(refusal, run=run.name, why=answer.get("error"))
         raise RankdeckError(message, code="control")

@@ -119,7 +119,10 @@ class ControlServer:
             command = request["command"]
         # json raises RecursionError for a deeply nested line, and no request may end the guard.
         except (ValueError, TypeError, KeyError, RecursionError):
-            return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
+            return {
+                "ok": False,
+                "error": 'a request is a line of JSON, such as {"command": "stop", "now": false}',
+            }
         _log.info("request: %s", request)
         if command == "stop":
             self._stop(bool(request.get("now")))
@@ -128,14 +131,14 @@ class ControlServer:
         elif command == "signal":
             return self._signal_ranks(request.get("number"))
         else:
-            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint, signal"}
+            return {"ok": False, "error": f"unknown command {command!r}; available: stop, checkpoint, signal"}
         return {"ok": True}
 
     def _signal_ranks(self, number: object) -> dict[str, object]:
         if self._signal is None:
-            return {"ok": False, "error": "only a script's ranks are signalled"}
+            return {"ok": False, "error": "signals can be sent only to a script's ranks"}
         if not isinstance(number, int) or not 0 < number < _NSIG:
-            return {"ok": False, "error": f"{number!r} is no signal"}
+            return {"ok": False, "error": f"{number!r} is not a signal"}
         self._signal(number)
         return {"ok": True}
 

@@ -313,7 +313,7 @@ class CoordinatorServer:
 def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
     """Connect to the first of the coordinator's addresses that answers. Raises: OSError if none does."""
     # As socket.create_connection, but both ends use small segments, which must be set before connecting.
-    failure = OSError(0, "the name has no address")
+    failure = OSError(0, "the host name has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
         *coordinator_address, type=socket.SOCK_STREAM
     ):

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from rankdeck.config.script import ScriptConfig
 
 _DATA_PARALLEL = (
-    "DataParallel keeps gradients, optimizer and gathered outputs on its first device. "
-    "With DistributedDataParallel and a rank for each device every one holds the same."
+    "DataParallel keeps gradients, optimizer state and gathered outputs on its first device. "
+    "DistributedDataParallel, with one rank per device, uses the same memory on every device."
 )
 
 
@@ -362,9 +362,10 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
     if lead is not None and lead.skipped:
         yield f"a gradient scaler skipped {_count_text(lead.skipped, 'step')}"
     for name, count in (lead.other_optimizers if lead is not None else {}).items():
-        yield f"{name.rpartition(':')[2]} stepped {_count_text(count, 'time')} besides the leading optimizer"
+        times = _count_text(count, "time")
+        yield f"{name.rpartition(':')[2]} also stepped {times}, besides the main optimizer"
     for rank in script.standalone_ranks:
-        yield f"rank {rank} is a process that trained by itself (pid {script.ranks[rank].pid})"
+        yield f"rank {rank} is a process that trained on its own (pid {script.ranks[rank].pid})"
     taken = {rank: steps.num_steps for rank, steps in script.steps_by_rank.items()}
     if (
         run.outcome() == "completed"
@@ -376,7 +377,7 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
         )
     if script.num_cut_names:
         cut = _count_text(script.num_cut_names, "name")
-        yield f"{cut} that the script logged were too many, and are not kept"
+        yield f"the script logged too many names: the values of {cut} were not kept"
     if lead is not None and lead.wrapper == "DataParallel" and lead_device(state.imbalance()) is not None:
         yield _DATA_PARALLEL
 

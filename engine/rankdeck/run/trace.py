@@ -86,7 +86,7 @@ def _device_events(
     for span in row.spans:
         is_under = span.start_s < free_s - _CLOCK_NOISE_S
         track = row.device + (_TRACK_OFFSET if is_under else 0)
-        tracks[row.rank, track] = f"{name}: under other phases" if is_under else name
+        tracks[row.rank, track] = f"{name}: overlapping phases" if is_under else name
         free_s = max(free_s, span.end_s)
         yield _phase_event(span, row.rank, track, offset_s, _phase_args(span, share))
     for gap in row.idle(share.seconds):

@@ -88,7 +88,7 @@ def test_the_planned_step_is_drawn_with_the_devices_of_the_draft(
     file.write_text(TEXT.replace('use = "ddp"', 'use = "pipeline"'))
     result = CliRunner().invoke(command_line, ["plan", str(file), "--strategy", "own", "--movement"])
     assert page.step_movement.timeline is not None
-    assert f"moves {page.step_movement.timeline.text()} a step" in " ".join(result.output.split())
+    assert f"moves {page.step_movement.timeline.text()} per step" in " ".join(result.output.split())
     assert page.step_movement.timeline.text() in page.chart_card.subtitle
     assert page.chart_card.source == "predicted"
     page.chart_card.make_export("csv")(tmp_path / "step.csv")

@@ -390,7 +390,7 @@ def test_adopting_a_running_run_prints_a_warning(project: Path) -> None:
     with (run.path / "guard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = rankdeck_in_process("adopt", run.path, "-o", project / "early.toml", exit_code=0)
-    assert f"{run.name} is running: this is what it has done so far." in done.err
+    assert f"{run.name} is still running: the file covers only what it has done so far." in done.err
     done = rankdeck_in_process("adopt", run.path, "-o", project / "late.toml", exit_code=0)
     assert "is running" not in done.err
 

@@ -139,7 +139,7 @@ def test_a_nested_optimizer_is_restored(tmp_path: Path, kind: type[torch.optim.O
     plain = TrainingState(resumed.module, torch.optim.SGD(resumed.module.parameters()))
     missing = make_store(tmp_path).restore(checkpoint, plain).missing
     attribute = "optimizer" if kind is own_optimizers.Lookahead else "base_optimizer"
-    assert f"the optimizer's {attribute}:exp_avg of each weight" in missing
+    assert f"the optimizer's {attribute}:exp_avg for each weight" in missing
 
 
 def test_only_values_changed_by_steps_are_restored(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_per_rank_slices_are_restored_only_by_the_same_layout(
     )
     assert is_same_result(source, tmp_path / "on")
     (problem,) = run_and_read_problems(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
-    assert "does not restore the optimizer's speed of each weight" in problem
+    assert "does not restore the optimizer's speed for each weight" in problem
     assert (tmp_path / "single" / "weights.safetensors").is_file()
     # A rank that cannot save alone ends with all others, and nobody waits for it.
     with pytest.raises(

@@ -111,7 +111,7 @@ def test_show_lists_memory_by_kind_and_device_with_its_source(written: WrittenRu
     end_run(written)
     out, _ = run_cli("show", "last")
     assert "memory at each device's peak, measured in rehearsal" in out
-    assert "device 0 +8.0 MiB against the median of the others (9.0×)" in out
+    assert "device 0 is 8.0 MiB above the median of the others (9.0×)" in out
     assert "sent per step  scatter: 3.0 MiB" in out
     assert "highest of 1 of 10 steps" in out and "capacity" not in out
     table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
@@ -189,7 +189,7 @@ def test_a_run_can_be_renamed_tagged_and_archived(written: WrittenRun) -> None:
 
 def test_listing_no_runs_is_no_error() -> None:
     out, err = run_cli("runs")
-    assert out == "" and "no run yet" in err
+    assert out == "" and "no runs yet" in err
     assert json.loads(run_cli("runs", "--json")[0]) == []
 
 
@@ -213,7 +213,7 @@ def test_a_dash_exports_to_stdout(
     before = set(tmp_path.iterdir())
     for kind, beginning in (("safetensors", "w"), ("csv", "step,"), ("json", "{")):
         out, err = run_cli("export", "last", "--to", kind, "-")
-        assert out.startswith(beginning) and err.startswith("stdout holds ")
+        assert out.startswith(beginning) and err.startswith("Saved the ") and " to stdout" in err
     for more, message in (
         (["--to", "csv", "--json"], "cannot both be written"),
         (["--to", "tensorboard"], "TensorBoard reads a folder"),
@@ -221,7 +221,7 @@ def test_a_dash_exports_to_stdout(
         refused = rankdeck_in_process("export", "last", "-", *more, exit_code=2)
         assert message in refused.out + refused.err
     for command in (["adopt", "last", "-o", "-"], ["race", "digits-mlp", "--save", "-"]):
-        assert "- means stdout" in rankdeck_in_process(*command, exit_code=2).err
+        assert "written to stdout (-)" in rankdeck_in_process(*command, exit_code=2).err
     assert set(tmp_path.iterdir()) == before
 
 

@@ -42,9 +42,14 @@ def test_text_output_has_verdict_evidence_and_fix() -> None:
     finding = "No interface that is up matches GLOO_SOCKET_IFNAME."
     assert done.out.startswith(f"broken         Network interface       {finding}")
     assert "\n broken: interface" not in done.out and "broken: interface\n" in done.out
-    for text in ("GLOO_SOCKET_IFNAME=none7", "Unset it", "unset GLOO_SOCKET_IFNAME", "0 of 1 are good"):
+    for text in (
+        "GLOO_SOCKET_IFNAME=none7",
+        "Unset the variable",
+        "unset GLOO_SOCKET_IFNAME",
+        "0 of 1 checks are good",
+    ):
         assert text in done.out
-    assert "1 of 1 are good" in rankdeck_in_process("doctor", "interface", exit_code=0).out
+    assert "1 of 1 checks are good" in rankdeck_in_process("doctor", "interface", exit_code=0).out
 
 
 def test_an_unknown_check_is_refused_with_a_suggestion() -> None:

@@ -46,11 +46,11 @@ def test_the_result_line_has_the_step_of_its_loss_and_of_a_nan(run: WrittenScrip
         run.dir
     )
     run.observe_rank(1, not_finite=11)
-    lost = "with a loss that is not finite from step 11 on"
+    lost = "with a non-finite loss from step 11 on"
     assert f", {lost}, {text}" in result_line(run.dir)
     assert f"completed, {lost}  11 steps" in run_cli("show", "last")[0]
     run.observe_rank(0, not_finite=4)
-    assert ", with a loss that is not finite in step 4, 11 steps" in result_line(run.dir)
+    assert ", with a non-finite loss in step 4, 11 steps" in result_line(run.dir)
 
 
 def test_the_result_line_omits_the_step_of_the_last_loss(run: WrittenScript) -> None:

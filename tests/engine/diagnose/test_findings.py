@@ -488,7 +488,7 @@ def test_many_skipped_fp16_steps_are_found(configured: Any) -> None:
     assert facts["loss_scaling"] == {"scale": 2.0**-22, "num_left_out": 39}
     assert [finding["code"] for finding in facts["findings"]] == ["gradient-overflow"]
     report = rankdeck_in_process("show", run.path, exit_code=0)
-    assert "steps left out: 39" in report.out and problem.message in report.err
+    assert "skipped steps: 39" in report.out and problem.message in report.err
 
 
 def test_a_zero_learning_rate_is_found(configured: Any, script: Any) -> None:

@@ -1,4 +1,4 @@
-"""The lead device is told against the median of the others."""
+"""The lead device is compared with the median of the others."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_one_known_device_has_no_imbalance() -> None:
 @pytest.mark.parametrize(
     ("excess_bytes", "ratio", "words"),
     [
-        (3 << 30, 4.0, "device 0 +3.0 GiB against the median of the others (4.0×)"),
-        (3 << 30, None, "device 0 +3.0 GiB against the median of the others"),
+        (3 << 30, 4.0, "device 0 is 3.0 GiB above the median of the others (4.0×)"),
+        (3 << 30, None, "device 0 is 3.0 GiB above the median of the others"),
         (0, 1.0, "balanced"),
         (4 << 20, 1.04, "balanced"),
         (0, None, "balanced"),

@@ -116,14 +116,14 @@ def test_notes_list_disabled_parts_and_differences(run: WrittenScript) -> None:
     run.write_step_line(0, 1, [1.0] * 10)
     run.write_step_line(1, 1, [1.0] * 3)
     running = summarize(run.dir).facts()
-    assert (running["not_finite"], running["notes"][-1][:11]) == (7, "SGD stepped")
+    assert (running["not_finite"], running["notes"][-1][:16]) == (7, "SGD also stepped")
     run.end_script()
     assert summarize(run.dir).facts()["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
         "the loss of rank 1 was not finite in step 7",
         "a gradient scaler skipped 1 step",
-        "SGD stepped 40 times besides the leading optimizer",
+        "SGD also stepped 40 times, besides the main optimizer",
         "ranks took different numbers of steps: rank 0 10, rank 1 3",
     ]
 
@@ -275,6 +275,6 @@ def test_a_standalone_process_is_noted(run: WrittenScript) -> None:
         run.observe_rank(rank)
         run.write_step_line(rank, 1, [1.0, 1.0])
     notes = summarize(run.dir).facts()["notes"]
-    assert [note for note in notes if "by itself" in note] == [
-        "rank 2 is a process that trained by itself (pid 1002)"
+    assert [note for note in notes if "on its own" in note] == [
+        "rank 2 is a process that trained on its own (pid 1002)"
     ]

@@ -199,7 +199,7 @@ def test_the_table_shows_throttling_and_faults(there: SimulatedGpus) -> None:
     first.links_up, first.rows_pending, first.rows_failed = 17, 1, 1
     heading, row, other = devices_output().splitlines()[:3]
     assert "state" in heading and "/ 350 W" in row and "3 memory errors" in row
-    for text in (*throttle_reasons(first.throttle), "17 of 18 NVLinks", "cannot be replaced", "reset it"):
+    for text in (*throttle_reasons(first.throttle), "17 of 18 NVLinks", "remapping failed", "reset the GPU"):
         assert text in row and text not in other
 
 
