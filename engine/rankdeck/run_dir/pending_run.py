@@ -1,7 +1,7 @@
-"""Run directories that no guard holds yet: they have a hidden name until the guard renames them.
+"""Run directories that no guard holds yet: each keeps a hidden name until a guard renames it.
 
-A command that is interrupted before that removes its directory. Directories of killed commands are removed by
-the next command that creates a run in the same folder.
+A command that is interrupted before the renaming removes its directory. If a command is killed, the next
+command that creates a run in the same folder removes the directory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rankdeck.base import files
 
 HIDDEN_PREFIX = ".new-"
 _START_TIMEOUT_S = 120.0
-"""Well above the half minute within which a guard answers."""
+"""Age at which a hidden directory counts as abandoned; a guard answers within half a minute."""
 
 
 @contextlib.contextmanager
 def remove_unless_started(hidden: Path) -> Iterator[None]:
     """Remove the directory `hidden` if the `with` block raises, or if SIGHUP or SIGTERM ends this process
-    during it."""
+    during the block."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -47,7 +47,7 @@ def remove_unless_started(hidden: Path) -> Iterator[None]:
 
 
 def remove_abandoned(runs: Path) -> None:
-    """Remove directories of commands that were killed before their run had a guard."""
+    """Remove the directories of commands that were killed before a guard took over their run."""
     for path in files.entries(runs):
         if path.name.startswith(HIDDEN_PREFIX) and not files.is_locked(path / "guard.lock"):
             with contextlib.suppress(OSError):

@@ -3,11 +3,11 @@
 The one training loop (training/loop.py) owns data, clipping, optimizer, schedule and metrics. A strategy owns
 the placement of tensors, forward and backward, and gradient synchronization.
 
-    build(model_fn)                 build the model and place it
-    forward_backward(batch, ...)    run one microstep and return its LossSum; gradients accumulate
+    build(model_fn)                 abstract: build the model and place it
+    forward_backward(batch, ...)    abstract: run one microstep, return its LossSum; gradients accumulate
+    evaluate(batch, num_valid)      abstract: return held-out sums
     sync_gradients()                after the last microstep: make gradients those of the global batch
     clip(max_norm)                  clip by one norm over all gradients, on whichever device they are
-    evaluate(batch, num_valid)      return held-out sums
     weights()                       return name -> tensor under the model's original names
 
 single, ddp, fsdp, tensor and hybrid share one forward and backward, `compute`. Read single.py first, then
@@ -115,13 +115,13 @@ class Setup:
 class Strategy(ABC):
     """Base class of strategies; the module's docstring describes the interface.
 
-    catalog.py lists the torch features that a strategy cannot be combined with."""
+    config/compatibility.py lists the options that cannot be combined with a strategy."""
 
     name: ClassVar[str]
     axis: ClassVar[str] = "data"
-    """The mesh axis of all ranks."""
+    """The name of the mesh axis along which all ranks are arranged."""
     needs_warm_up: ClassVar[bool] = False
-    """Whether a resumed run needs a dummy step first, because a process's first step differs from others."""
+    """Whether a resumed run starts with a dummy step, because a process's first step is different."""
     forward_is_local: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
     communicates_in_forward: ClassVar[bool] = False
@@ -132,7 +132,7 @@ class Strategy(ABC):
     """Whether ranks hold different weights or different shards of them."""
     options: Options
     facts: StrategyFacts
-    """The strategy's report of what it sends and how it runs."""
+    """Statistics on what the strategy sends and how it runs."""
     module: nn.Module
     """The model with its original names and this rank's parameters; set by `build`."""
     stage_modules: Sequence[nn.Module] = ()
@@ -156,20 +156,20 @@ class Strategy(ABC):
 
     @property
     def supports_sparse_gradients(self) -> bool:
-        """Whether embeddings can have sparse gradients, which requires that no step sums or shards them."""
+        """Whether the strategy supports sparse gradients of embeddings, which it cannot shard."""
         return not self.is_sharded
 
     @property
     def pads_batches(self) -> bool:
-        """Whether a microstep with fewer samples is padded, because the strategy needs fixed shapes."""
+        """Whether the strategy pads a microstep that has too few samples, because it needs fixed shapes."""
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the number of samples in the smallest forward, if this rank reads `num_samples`."""
+        """Return the batch size of the smallest forward pass, if this rank reads `num_samples` samples."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
-        """Check that samples can differ in size. Raises: ModelError if all must match the first batch."""
+        """Check that sample sizes may vary. Raises: ModelError if all samples must match the first batch."""
 
     def data_shard(self) -> tuple[int, int]:
         """Return (index, count) of the slice that this rank reads of each microstep's batch. Replicas and
@@ -184,7 +184,7 @@ class Strategy(ABC):
 
     @property
     def num_fill_steps(self) -> int:
-        """Number of steps before resource use reaches that of all later steps: a pipeline fills up slowly."""
+        """Number of steps before resource use is steady: an asynchronous pipeline fills up slowly."""
         return 0
 
     @abstractmethod
@@ -192,18 +192,18 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run forward and backward of one microstep, with the loss times `scale`, which is 0 if the microstep
-        does not count. Only the backward of the step's `last` microstep may start to send gradients."""
+        """Run forward and backward of one microstep, with the loss multiplied by `scale`; 0 discards the
+        microstep. Only the backward of the step's `last` microstep is allowed to start sending gradients."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
-        """Make gradients those of the whole global batch, unless backward has done so already."""
+        """Turn each gradient into that of the whole global batch, unless backward has already done so."""
 
     @abstractmethod
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Return loss sums over the first `num_valid` samples, in eval mode and without gradients.
 
-        All ranks make the same number of calls; `num_valid` is 0 if a rank's share is all padding. Only the
-        results of ranks that report loss count.
+        All ranks call this equally often; `num_valid` is 0 if a rank's share is all padding. Results count
+        only from ranks whose `reports_loss` returns True.
         """
 
     def clip(self, max_norm: float) -> Tensor:
@@ -221,7 +221,7 @@ class Strategy(ABC):
         )
 
     def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
-        """Return, for each of this rank's weights that several stages hold, the number of those stages."""
+        """Return the number of stages that share a weight, for each shared weight of this rank."""
         return {}
 
     def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:
@@ -229,12 +229,12 @@ class Strategy(ABC):
         return self.spans.phase(0, "step")
 
     def weights(self) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers under the model's original names; tied weights under every
-        name. All ranks call this together; only rank 0 gets the tensors."""
+        """Return parameters and persistent buffers under the model's original names; tied weights appear
+        under each of their names. All ranks must call this together; only rank 0 gets the tensors."""
         return full_tensors(self.module, should_keep=self.setup.rank == 0)
 
     def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
-        """Set the function that a strategy calls if it owns the optimizer step, before the first batch.
+        """Set, before the first batch, the function that a strategy calls if it owns the optimizer step.
         `update_weights(update, count of targets)` takes one optimizer step with the current gradients."""
 
     def finalize(self) -> None:
@@ -258,7 +258,7 @@ class Strategy(ABC):
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore the result of `extra_state`."""
+        """Restore the state that `extra_state` returned."""
 
     def close(self) -> None:  # noqa: B027
         """Release threads and process groups."""
@@ -292,7 +292,7 @@ class Strategy(ABC):
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
         """Run forward and loss of the batch in eval mode. With `runs_on_all_ranks`, a rank without valid
-        samples computes too and discards its sums, because the forward communicates."""
+        samples also runs the forward and discards its sums, because the forward communicates."""
         if num_valid == 0 and not runs_on_all_ranks:
             return self.zero_sums()
         inputs, targets = self.to_device(batch)
@@ -305,7 +305,7 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
-        """Enclose forward and backward of this rank's share of a batch, so that state changed by the forward
+        """Wrap forward and backward of this rank's share of a batch, so that state that the forward changes
         ends up as if one device had processed the whole batch."""
         if self._forward_state is None:
             self._forward_state = ForwardState(self.module, ledger=self.ledger)
@@ -324,8 +324,8 @@ class Strategy(ABC):
             yield
 
     def meta_init_model(self, model_fn: Callable[[], nn.Module]) -> MetaInitModel:
-        """Return a model on the meta device that is filled with rank 0's weights module by module, so that
-        no device has to hold the complete model."""
+        """Return a model on the meta device, to be filled with rank 0's weights module by module, so that no
+        device has to hold the complete model."""
         setup = self.setup
         with self.ledger.paused():
             return MetaInitModel(
@@ -364,7 +364,7 @@ class Strategy(ABC):
 
 
 def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
-    """Return the module's forward, compiled if the run asks for it; weights and names stay the module's.
+    """Return the module's forward, compiled if the run asks for it; weights keep their identity and names.
 
     A model with its own loss first runs uncompiled: a compiled graph does not show how the loss is averaged.
     """
@@ -389,7 +389,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def convert_model(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
-    """Move and convert the model as `place_model` does, but without a `Setup`."""
+    """Move the model to the device and convert it, as `place_model` does, but without a `Setup`."""
 
     def moved(tensor: Tensor) -> Tensor:
         dtype = fp64_dtype(tensor.dtype) if precision == "fp64" else tensor.dtype

@@ -90,7 +90,7 @@ class _TimedDataParallel(nn.DataParallel[nn.Module]):
 
 
 _NUM_PROBE_SAMPLES = 3
-"""Number of samples that show whether a batch's first dim counts samples."""
+"""Number of samples that are read to check whether the first dim of a batch is the sample dim."""
 
 
 class DataParallel(Strategy):
@@ -135,13 +135,15 @@ class DataParallel(Strategy):
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
 
     def _sums_and_outputs(self, outputs: Any, targets: Any) -> tuple[Any, ...]:
-        """Return loss, count and the outputs, which torch gathers even if the model computes its own loss."""
+        """Return loss, count and the outputs: torch gathers outputs even if the model computes its own
+        loss."""
         return *self._loss_sums(outputs, targets), [
             tensor for tensor in tensor_leaves(outputs) if tensor.dim()
         ]
 
     def _sums_with_correct(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Return an evaluation's sums, with the number of correct answers if there are classes."""
+        """Return an evaluation's sums, including the number of correct predictions if the targets are
+        classes."""
         sums = self._loss_sums(outputs, targets)
         if self.loss.count_correct is None:
             return sums
@@ -149,8 +151,7 @@ class DataParallel(Strategy):
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
-        """Track the state that replicas change in training; it is copied back to the model after their
-        backward."""
+        """Track the state that replicas change in training; after backward it is copied back to the model."""
         if self.module.training:
             self._replica_state.start(
                 [replica.model for replica in replicas], [num_samples(chunk) for chunk in slices]
@@ -184,7 +185,7 @@ class DataParallel(Strategy):
         return LossSum(total.detach(), count)
 
     def _loss_on_lead(self, outputs: Any, targets: Any, scale: float | Tensor) -> tuple[Tensor, Any]:
-        """Compute loss and backward on device 0.
+        """Compute the loss on device 0 and run backward from there.
 
         Until gradients leave device 0, its memory use is attributed to the gathered outputs.
         """
@@ -196,7 +197,7 @@ class DataParallel(Strategy):
         return total, count
 
     def _backward(self, loss: Tensor) -> None:
-        """Run backward; device 0's time before the replicas' backward counts as loss, its time after that as
+        """Run backward; on device 0, time before the replicas' backward counts as loss, and time after it as
         reduction."""
         threads = self._threads
         if threads is None:
@@ -231,7 +232,7 @@ class DataParallel(Strategy):
         return moved
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Return the random states of devices that have drawn numbers; device 0 uses the process's own
+        """Return the RNG states of devices that have drawn random numbers; device 0 uses the process's
         generator."""
         states = [] if self._threads is None else self._threads.random_states
         return {f"random.{i}": state for i, state in enumerate(states) if state is not None}

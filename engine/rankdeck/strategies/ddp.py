@@ -110,7 +110,7 @@ class Ddp(Strategy):
             self.spans.pace.pace_backward(module)
 
     def _make_explicit_sync(self) -> None:
-        """Broadcast rank 0's weights and create the sync that `sync_gradients` runs."""
+        """Broadcast rank 0's weights and create the gradient sync that `sync_gradients` runs."""
         module, options = self.module, self.options
         self._compiled = compile_forward(module, self.setup)
         with self.ledger.phase("communication"):

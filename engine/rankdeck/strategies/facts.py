@@ -53,9 +53,9 @@ class PipelineFacts:
     """Stages and schedule of a pipeline on one rank.
 
     `in_flight`: the largest number of microbatches whose activations the rank held at once. `theory_bubble`:
-    the share of a step that ranks spend waiting according to the schedule, None without a flush. Only a
-    pipeline without a flush has `weight_versions` (the largest number of versions held at once) and
-    `staleness` (updates between the weights that a microbatch used and those that it updated).
+    the share of a step that ranks wait according to the schedule; None for a pipeline without a flush, which
+    alone has `weight_versions` (the largest number of versions held at once) and `staleness` (the number of
+    updates between the weights that a microbatch used and those that it updated).
     """
 
     stages: list[int]
@@ -70,7 +70,7 @@ class StrategyFacts:
     """Facts of a strategy that sends nothing. A method returns None if its value is unknown."""
 
     def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Enclose forward and backward of a microstep, for strategies that count what happens in it."""
+        """Wrap forward and backward of a microstep, for strategies that count what happens during them."""
         return contextlib.nullcontext()
 
     def sent_bytes(self) -> SentBytes | None:
@@ -86,7 +86,7 @@ class StrategyFacts:
         return None
 
     def busy_s(self) -> list[float] | None:
-        """Return the CPU seconds of each device's thread; None if the whole rank is one device."""
+        """Return the CPU seconds of each device's thread; None if the rank drives a single device."""
         return None
 
 
@@ -98,8 +98,8 @@ class SyncFacts(StrategyFacts):
         self._suffix = suffix
 
     def sent_bytes(self) -> SentBytes:
-        """Return the bytes of the last step: counted by message, or by formula for the backend's
-        collectives."""
+        """Return the bytes of the last step: counted message by message, or computed by formula for the
+        backend's own collectives."""
         sync, peers = self._sync, self._sync.peers
         if sync.algorithm == "native":
             label = _with_compression(f"native ({peers.backend})", sync.compress) + self._suffix
@@ -147,7 +147,7 @@ class DdpFacts(StrategyFacts):
         return compressed_bytes(gradients, self._options.compress, self._options.powersgd_rank)
 
     def sent_bytes(self) -> SentBytes:
-        """Return the bytes of gradients, without those of buffers, which torch broadcasts as well."""
+        """Return the bytes of gradients, excluding those of the buffers that torch also broadcasts."""
         num_bytes = all_reduce_bytes(self._compressed_bytes(), self._world_size)
         return SentBytes(
             _with_compression(f"native ({dist.get_backend()})", self._options.compress), num_bytes
@@ -175,8 +175,8 @@ class ShardFacts(StrategyFacts):
 
 
 class CollectiveFacts(StrategyFacts):
-    """Facts of all-reduces inside layers: their sizes are observed; the bytes that a ring sends follow by
-    formula.
+    """Facts of all-reduces inside layers: their sizes are observed; the bytes that a ring all-reduce would
+    send are computed by formula.
 
     Only the second step is counted: all steps send the same bytes, and the first one also sets up layouts.
     """
@@ -190,7 +190,7 @@ class CollectiveFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Enclose forward and backward of a microstep, counting its all-reduces in the second step."""
+        """Wrap forward and backward of a microstep; in the second step, count their all-reduces."""
         with self._counter if self.steps == 1 else contextlib.nullcontext():
             yield
         self.steps += last
@@ -212,7 +212,7 @@ class StageFacts(StrategyFacts):
         bubble: float = 0.0,
         versions: WeightVersions | None = None,
     ) -> None:
-        """Create the facts; `versions` of the weights are given only for a pipeline without a flush."""
+        """Create the facts; only a pipeline without a flush passes the `versions` of its weights."""
         self.steps = 0
         self.staleness: int | None = None
         self._label = label
@@ -240,7 +240,7 @@ class StageFacts(StrategyFacts):
 
 
 class FanOutFacts(StrategyFacts):
-    """Facts of a rehearsal's replicas, counted by the threads of its devices."""
+    """Facts of the replicas in a rehearsal, measured by the threads of the virtual devices."""
 
     def __init__(self, threads: ReplicaThreads) -> None:
         self._threads = threads
@@ -248,7 +248,7 @@ class FanOutFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Count the bytes that forward and backward of a microstep move, but not those of evaluations."""
+        """Count the bytes moved during forward and backward of a microstep; evaluations are not counted."""
         moved = self._threads.devices.moved_bytes
         before = sum(moved.values())
         yield
@@ -272,8 +272,8 @@ class FanOutFacts(StrategyFacts):
 
 
 class LayerSplitFacts(StrategyFacts):
-    """Facts of layers on several devices of one thread: each device's busy time, and the bytes across the
-    cuts."""
+    """Facts of layers that one thread runs on several devices: each device's busy time, and the bytes that
+    cross the cuts."""
 
     def __init__(self, num_devices: int, spans: SpanRecorder, *, is_rehearsal: bool) -> None:
         self.steps = 0
@@ -318,15 +318,15 @@ class LayerSplitFacts(StrategyFacts):
 
 
 class HybridFacts(StrategyFacts):
-    """Facts summed over several axes; the sum is measured only if the facts of all axes are."""
+    """Facts summed over several axes; `is_measured` is True only if it is for every axis."""
 
     def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
         self._axes = axes
         self._collectives = collectives
 
     def sent_bytes(self) -> SentBytes | None:
-        """Return the bytes of all axes; None until the end of the second step, the only one that some axes
-        count."""
+        """Return the bytes of all axes; None until the second step has ended, because some axes count only
+        that step."""
         axes = [sent for axis in self._axes if (sent := axis.sent_bytes()) is not None]
         if self._collectives.steps < 2 or not axes:
             return None

@@ -159,8 +159,8 @@ class Hybrid(Strategy):
         return self._inner.num_stage_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on this rank. With shards, a rank whose share is all padding computes too, because the
-        other shards gather its weights."""
+        """Evaluate on this rank. With sharding, a rank whose share is all padding also runs the forward,
+        because the other ranks need its shards of the weights."""
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()
@@ -237,7 +237,7 @@ class _HybridPipeline(PipelineParallel):
     options: HybridOptions
 
     def __init__(self, setup: Setup, axes: Axes, pipelines: list[list[int]]) -> None:
-        """`pipelines` lists the ranks of every pipeline of the mesh."""
+        """Create the strategy; `pipelines` lists the ranks of every pipeline of the mesh."""
         stage = axes["stage"]
         stage_setup = dataclasses.replace(setup, rank=stage.get_local_rank(), world_size=stage.size())
         super().__init__(stage_setup, stage.get_group(), pipelines)
@@ -252,8 +252,8 @@ class _HybridPipeline(PipelineParallel):
         return self.runners
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Build the stages. The split of layers is planned on the complete model, and applied once other
-        ranks' stages are dropped."""
+        """Build the stages. The split of layers is planned on the complete model, and applied after the
+        stages of other ranks have been dropped."""
 
         def planned() -> nn.Module:
             model = model_fn()
@@ -290,8 +290,8 @@ class _HybridPipeline(PipelineParallel):
             retie_weights(self.module, ties, self.stages.local_modules())
 
     def require_varying_sizes(self) -> None:
-        """Check as `PipelineParallel` does, and refuse sharded weights: shards gather together, but read
-        different batches."""
+        """Check as `PipelineParallel` does, and also refuse sharded weights: sharding ranks must run the same
+        all-gathers, but read different batches."""
         # New sizes need a forward of all shards, but only one of them may have met a batch with these sizes.
         super().require_varying_sizes()
         if "shard" in self._axes:
@@ -315,8 +315,8 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Check that a rank's stages, inside the modules `runners`, share no weight. Raises: ModelError if two of
-    them do."""
+    """Check that a rank's stages, inside the modules `runners`, share no weight. Raises: ModelError if two
+    stages share one."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(

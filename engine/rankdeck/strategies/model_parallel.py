@@ -86,7 +86,7 @@ class ModelParallel(Strategy):
                 )
 
     def _find_borrowed(self, stage: int) -> list[tuple[int, str]]:
-        """Return (owner stage, name) of each weight that the stage borrows from an earlier one."""
+        """Return (owner stage, name) of each weight of the stage that an earlier stage owns."""
         homes = {id(parameter): stages[0] for parameter, stages in self._cut_model.shared_parameters()}
         return [
             (homes[id(parameter)], name)

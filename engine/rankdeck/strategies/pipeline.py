@@ -68,8 +68,8 @@ class PipelineParallel(Strategy):
         group: dist.ProcessGroup | None = None,
         pipelines: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """`setup` counts ranks within `group`, by default all ranks; `pipelines` lists the ranks of all such
-        groups."""
+        """Create the strategy. Ranks in `setup` are numbered within `group` (default: all ranks); `pipelines`
+        lists the ranks of every such group."""
         super().__init__(setup)
         self._group = group
         self._pipelines = pipelines
@@ -127,8 +127,9 @@ class PipelineParallel(Strategy):
         self._scheduled_sizes = self._sizes
 
     def _require_single_tensors(self) -> None:
-        """Check that no cut is crossed by several tensors if the schedule splits the backward, whose graphs
-        could then overlap: torch would run the common part twice. Raises: ModelError if one is."""
+        """Check that only one tensor crosses each cut if the schedule splits the backward. The graphs of
+        several tensors could overlap, and torch would run the shared part twice. Raises: ModelError if
+        several tensors cross a cut."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
@@ -200,7 +201,8 @@ class PipelineParallel(Strategy):
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run forward and backward of all microbatches through all stages; only the last stage has losses."""
+        """Run forward and backward of all microbatches through all stages; only the last stage computes
+        losses."""
         batch, valid = self.pad_batch(batch)
         size = self._microbatch_size
         inputs, targets = (
@@ -238,7 +240,8 @@ class PipelineParallel(Strategy):
             raise other_sizes_error()
 
     def use_sizes(self, batch: Batch) -> None:
-        """Set the boundaries' shapes to those of this batch, whose samples may be padded to another length.
+        """Set the boundaries' shapes for this batch, whose samples may be padded to a different length than
+        before.
 
         All ranks of a pipeline see the same batches.
         """

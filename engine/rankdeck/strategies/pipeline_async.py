@@ -45,7 +45,7 @@ from rankdeck.torch_compat.dispatch import storage_key
 
 @dataclass
 class _Microbatch:
-    """A microbatch after its forward that waits for its gradient.
+    """A microbatch that has finished its forward and is waiting for its gradient.
 
     `count` is known on the last stage only. `inputs` holds the storage keys of its batch, which the graph may
     keep alive.
@@ -70,7 +70,8 @@ class AsyncPipeline(PipelineParallel):
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Stages after this one; as many microbatches run forward before the first gradient returns."""
+        """Number of stages after this one, and of microbatches that run forward before the first gradient
+        returns."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
         self._in_flight: deque[_Microbatch] = deque()
@@ -171,15 +172,15 @@ class AsyncPipeline(PipelineParallel):
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
-        """Return the weight version for the forward of microbatch `number`; after a drain, at least the
-        version that all stages then reached."""
+        """Return the weight version for the forward of microbatch `number`; after a drain, this is at least
+        the version that all stages had reached when they drained."""
         if self._two_versions:
             return max(number // self._microbatches_per_update - 1, self._drained_version)
         return self._versions.newest
 
     def _run_backward(self) -> None:
-        """Run backward of the oldest microbatch in flight, and the weight update if this microbatch completes
-        one."""
+        """Run backward of the oldest microbatch in flight, then update the weights if this microbatch
+        completes an update."""
         done = self._in_flight.popleft()
         self._traffic.count_backward()
         staleness = done.number // self._microbatches_per_update - done.version
@@ -223,8 +224,8 @@ class AsyncPipeline(PipelineParallel):
             self._update()
 
     def _receive_gradients(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
-        """Return the gradients of this stage's outputs, None for an output without one, and the number of
-        targets.
+        """Return the gradients of this stage's outputs (None for an output without a gradient) and the number
+        of targets.
 
         Only the last stage computes that number; the other stages receive it.
         """
@@ -278,8 +279,8 @@ class AsyncPipeline(PipelineParallel):
     def _finish_sending(self, *, keep_calls: int) -> None:
         """Release sent tensors, except those of the last `keep_calls` calls.
 
-        A backend may report a finished send only to a caller that waits for it. After two calls that wait
-        takes no time: the neighbours must have received the tensors in order to send what this call has
+        Some backends mark a send as finished only when it is waited for. Two calls later that wait takes no
+        time: the neighbours must already have received the tensors to send the ones that this call has
         received.
         """
         while len(self._sending) > keep_calls:
@@ -288,8 +289,8 @@ class AsyncPipeline(PipelineParallel):
                     work.wait()
 
     def _adopt_in_flight(self) -> None:
-        """Register the tensors of microbatches in flight with a ledger that starts to track in the middle of
-        the run."""
+        """Register the tensors of microbatches in flight with the ledger, if it starts to track in the middle
+        of the run."""
         ledger = self.ledger
         is_followed = ledger.is_tracking
         if is_followed and not self._was_tracked:

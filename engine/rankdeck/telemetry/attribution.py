@@ -24,8 +24,8 @@ _DEVICE_FILES = "/dev/nvidia"
 
 
 class ProcessIdentity(NamedTuple):
-    """Identity of a process. Fields that this user must not read are None; a foreign process has only
-    `foreign` set."""
+    """Identity of a process. A field is None if this user has no permission to read it; for a foreign
+    process, only `foreign` is set."""
 
     name: str | None
     foreign: bool
@@ -58,7 +58,7 @@ class ProcessIdentities:
         )  # fmt: skip
 
     def retain(self, pids: Iterable[int]) -> None:
-        """Forget all pids except `pids`: the number of an ended process may be reused."""
+        """Forget all pids except `pids`, because the system may reuse the pid of a process that has ended."""
         there = set(pids)
         if len(there) < len(self._known):
             self._known = {pid: who for pid, who in self._known.items() if pid in there}
@@ -112,7 +112,7 @@ def _holds_gpu(pid: int) -> bool | None:
 
 MAX_COMMAND_LENGTH = 200
 _SHA1 = re.compile(r"\b[0-9a-f]{40}\b")
-"""The format of some services' keys; in a configuration it would be a commit."""
+"""The format of API keys of some services. In a configuration, such a string would be a commit hash."""
 
 
 def format_command(arguments: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """Share a sampler's current call with its watcher in shared memory: the device, the call, and its start time.
 
 A library that crashes ends its process without a message. The last mark names the device of the crashed call,
-so that the next sampler can skip it; an old mark shows that a call does not return. After the mark Python
-writes the stack of the crashed thread: one of the sampler's threads waits for events, and no device is to
-blame if that thread crashes.
+so that the next sampler can skip it; an old mark means that a call has hung. Python writes the stack of the
+crashed thread after the mark: one of the sampler's threads waits for events, and no device is to blame if
+that thread crashes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("d120s80s")
 _STACK_BYTES = 1 << 14
 EVENTS = "events"
-"""Skipped like a device if waiting for the driver's events has crashed a sampler."""
+"""Name used like a device's: events are skipped if a sampler crashed while waiting for them."""
 
 
 class CallMark(NamedTuple):
-    """The last mark. `device` is "" if none is being read. `age_s` is None before the first mark."""
+    """The last mark. `device` is "" if no device is being read. `age_s` is None before the first mark."""
 
     device: str
     call: str
@@ -50,7 +50,7 @@ class CrashMarker:
         _LAYOUT.pack_into(self._map, 0, time.monotonic(), device.encode()[:120], call.encode())
 
     def enable_crash_stack(self) -> None:
-        """Make this process write the stack of the crashed thread if it crashes."""
+        """Make this process write the crashed thread's stack to the file if it crashes."""
         os.lseek(self.fd, _LAYOUT.size, os.SEEK_SET)
         # Only the crashed thread's stack: it must tell the event thread from the reading one.
         faulthandler.enable(self.fd, all_threads=False)

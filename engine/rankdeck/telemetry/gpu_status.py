@@ -1,8 +1,8 @@
-"""Status of one GPU at one moment, with the only set of rules for which runs may use it.
+"""Status of one GPU at one moment, and the single set of rules that decides which runs may use it.
 
 `rankdeck devices`, the choice of a run's devices, the doctor and the app share this status. registry.py
 builds it from the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes
-on it; `auto` takes whole GPUs that are both. The code that refuses a GPU words the message.
+on it; `auto` takes whole GPUs that are both. The message is worded by the code that refuses a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from rankdeck.telemetry.readings import Device, ProcessUse, is_indexed_uuid, throttle_reasons
 
 DRIVER_OVERHEAD_BYTES = 2**30
-"""Used memory that no process accounts for: up to this much belongs to the driver and the display."""
+"""Up to this much used memory that belongs to no process is attributed to the driver and the display."""
 _JSON_KEYS = (
     "index", "uuid", "name", "total_bytes", "used_bytes", "utilisation", "temperature_c", "power_w",
     "processes", "memory_utilisation", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "throttle",
@@ -32,7 +32,7 @@ _PROCESS_KEYS = ("pid", "name", "used_bytes", "type", "foreign", "user", "comman
 
 
 class GpuRefusal(Enum):
-    """Reasons why no run may take a GPU, even if the run names it."""
+    """Reasons why no run can take a GPU, even if its configuration names the GPU."""
 
     SIMULATED = "simulated"
     LOST = "lost"
@@ -45,7 +45,7 @@ class GpuStatus(Device, kw_only=True):
     """A device with its readings; a metric is None if its value is unknown or stale.
 
     `states`: the reason (unsupported | error | stale) for each metric that is None, and for "processes".
-    `stale_used_bytes`: used memory that was read too long ago. `processes` is None before the first query,
+    `stale_used_bytes`: the used memory, if the reading is stale. `processes` is None before the first query,
     and empty if the driver does not report them. `run`: the directory of the run that holds the device's
     lease. `instance`: a MIG instance's number on its GPU. `age_s`: age of the oldest reading.
     """
@@ -83,7 +83,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def state(self) -> str:
-        """ok | lost; `why` has the driver's text."""
+        """ "ok" or "lost"; if lost, `why` holds the driver's message."""
         return "lost" if self.is_lost else "ok"
 
     @property
@@ -93,18 +93,18 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def last_used_bytes(self) -> int | None:
-        """The used memory, however long ago it was read."""
+        """The last reading of used memory, even if it is stale."""
         return self.stale_used_bytes if self.used_bytes is None else self.used_bytes
 
     @property
     def has_duplicate_uuid(self) -> bool:
-        """Whether the device cannot be told from another one, because the driver reports the same UUID for
-        both, or none for this one."""
+        """Whether the device cannot be distinguished from another one, because the driver reports the same
+        UUID for both, or no UUID for this one."""
         return is_indexed_uuid(self.uuid)
 
     @property
     def run_name(self) -> str:
-        """Name of the run that holds the device; empty if none does."""
+        """Name of the run that holds the device's lease; empty if no run does."""
         return "" if self.run is None else Path(self.run).name
 
     @property
@@ -114,10 +114,10 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def unaccounted_bytes(self) -> int | None:
-        """Used memory of processes that the driver does not list, such as processes of other containers.
+        """Memory used by processes that the driver does not list, such as processes of other containers.
 
-        None if it is small, if a process's bytes are unknown, and for a GPU split into MIG instances, which
-        list the processes themselves.
+        None if the amount is small, if the memory of a listed process is unknown, and for a GPU that is split
+        into MIG instances, because its processes are listed for the instances.
         """
         # A GPU whose processes were not queried yet counts as free: the first device list comes before the
         # first process list, and a first draft would otherwise become a rehearsal.
@@ -129,7 +129,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def refusal(self) -> GpuRefusal | None:
-        """The reason why no run may take the device; None if a run may."""
+        """The reason why no run can take the device; None if a run can."""
         if self.simulated:
             return GpuRefusal.SIMULATED
         if self.is_lost:
@@ -163,7 +163,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def slowed_by(self) -> list[str]:
-        """The reasons why clocks are lowered, as texts."""
+        """Texts of the reasons why the device's clocks are lowered."""
         return throttle_reasons(self.throttle or 0)
 
     def as_json(self) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """Read GPUs through NVML, the library behind nvidia-smi; only the sampler's process uses this provider.
 
-NVML is opened once per process, static facts are read once, and a metric costs one call. A call that a GPU
-does not support is remembered and retried once a minute. A call that took long is paused for 20 times its
-duration, so that it never takes more than 5 % of the time. nvml_devices.py lists the GPUs, nvml_events.py
+NVML is opened once per process, static facts are read once, and each metric takes one call. A call that a GPU
+does not support is remembered and retried once a minute. After a slow call, that call is paused for 20 times
+its duration, so that it never takes more than 5 % of the time. nvml_devices.py lists the GPUs, nvml_events.py
 receives XID errors.
 """
 
@@ -55,8 +55,8 @@ class NvmlProvider(Provider):
     """Provider for the machine's NVIDIA GPUs.
 
     `library` is loaded instead of the driver's own, and its devices are marked as simulated. `skip` lists the
-    UUIDs, "#index" or EVENTS that are never queried, because they ended a sampler before. `mark` is called
-    with the device and the call before each query.
+    UUIDs, "#index" or EVENTS that are never queried, because querying them crashed or hung an earlier
+    sampler. `mark` is called with the device and the call before each query.
     """
 
     needs_reopen = True
@@ -161,7 +161,7 @@ class NvmlProvider(Provider):
         return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=nvml_error_text(error))
 
     def _pause_call(self, gpu: NvmlGpu, call: NvmlCall, took_s: float) -> None:
-        """Pause a slow call for a while, and add a notice at most once a minute."""
+        """Pause a slow call for a while, and add a notice unless one was added within the last minute."""
         now_s = time.monotonic()
         # One thread reads all devices, because the driver admits one call at a time. A pause of 20 times the
         # duration keeps a slow call below 5 % of the time.
@@ -261,7 +261,7 @@ def _impossible_text(value: float) -> str:
 _UNKNOWN_BYTES = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 _INITIAL_CAPACITY, MAX_PROCESSES = 32, 1 << 14
 _MAX_RETRIES = 4
-"""How often a list may have grown between two calls before the query gives up."""
+"""Number of times that a query is tried if the process list keeps outgrowing its buffer."""
 _VERSION_ERRORS = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 

@@ -44,9 +44,9 @@ class NvmlCall:
 class NvmlGpu:
     """An open GPU with the state of its calls.
 
-    `paused_until`: the time (CLOCK_MONOTONIC) until which a call is paused, and the reading that its metrics
-    have meanwhile. `limits`: maximum plausible value of each metric. `slow_notice_s`: time of the last notice
-    about a slow call.
+    `paused_until`: for each paused call, the time (CLOCK_MONOTONIC) when the pause ends, and the reading to
+    report for its metrics until then. `limits`: maximum plausible value of each metric. `slow_notice_s`: time
+    of the last notice about a slow call.
     """
 
     device: Device
@@ -138,7 +138,8 @@ def open_nvml(library: Path | None) -> None:
 
 
 def _load_library(library: Path) -> None:
-    """Load a stand-in before pynvml looks for the driver's library: the loader then finds it by its soname.
+    """Load a stand-in library before pynvml looks for the driver's; the loader then finds the stand-in by its
+    soname.
 
     Raises:
         MachineError: the library cannot be loaded, or has another soname.
@@ -171,7 +172,8 @@ def call_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_text(function: Callable[..., Any], *arguments: Any) -> str:
-    """Return a text from the driver, whatever its bytes; pynvml's own wrapper fails on invalid UTF-8.
+    """Return a string from the driver, even if its bytes are invalid UTF-8, for which pynvml's own wrapper
+    fails.
 
     Raises:
         NVMLError: the call failed.
@@ -182,7 +184,7 @@ def call_text(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def nvml_error_text(error: Exception) -> str:
-    """Return the driver's text for an error, or its number if it has no valid text."""
+    """Return the driver's message for an error, or the error's number if the message is not valid text."""
     try:
         return str(error) or type(error).__name__
     except ValueError:

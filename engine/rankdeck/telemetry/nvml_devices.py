@@ -31,12 +31,13 @@ from rankdeck.telemetry.readings import METRICS, Device, indexed_uuid, placehold
 MarkCall = Callable[[str, str], None]
 """Called with device and call name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
-"""Larger counts are no answer of a healthy driver."""
+"""Maximum plausible counts; a driver that reports more is faulty."""
 SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
 
 
 class DeviceFinder:
-    """Lister of the GPUs of an open NVML. `skip` lists the UUIDs or "#index" that are never queried."""
+    """Finder that lists the GPUs once NVML is open. `skip` lists the UUIDs or "#index" that are never
+    queried."""
 
     def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip

@@ -1,4 +1,5 @@
-"""Collect XID errors from the driver: a thread waits inside the library and counts, the sampler reports.
+"""Collect XID errors from the driver: a thread waits inside the library and counts them, and the sampler
+reports them.
 
 Some faults cause thousands of errors per second. Each kind (a GPU and an XID number) is reported at once and
 then once a minute, with its count since the last report.
@@ -21,9 +22,10 @@ from rankdeck.telemetry.readings import NoticeLine
 
 REPEAT_NOTICE_S = 60.0
 MAX_KINDS = 8
-"""Maximum number of XID numbers kept apart per GPU and minute; the rest is counted together as number 0."""
+"""Maximum number of XID numbers that are counted separately per GPU and minute; the others are counted
+together as number 0."""
 _EVENT_PAUSE_S = 0.001
-"""Pause after each event, so that an endless stream of events takes only part of a core."""
+"""Pause after each event, so that an endless stream of events does not occupy a whole core."""
 _MORE_TEXT = tr_noop("{what} Repeated {count} more times in {seconds:.0f} s.")
 _OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors with other numbers in {seconds:.0f} s.")
 
@@ -42,7 +44,7 @@ class XidEvents:
         self._reported_s: dict[XidKind, float] = {}
 
     def register(self, mark: MarkCall) -> None:
-        """Ask the driver to report events; a driver without events reports nothing."""
+        """Ask the driver to report events; a driver that does not support events reports nothing."""
         self._event_set = call_or_none(pynvml.nvmlEventSetCreate)
         for uuid, gpu in self._gpus.items():
             if self._event_set is not None and gpu.device.parent is None and gpu.device.lost_at is None:
@@ -74,7 +76,7 @@ class XidEvents:
             self._counts[uuid, number] = self._counts.get((uuid, number), 0) + 1
 
     def notices(self, now_s: float, *, at_end: bool = False) -> list[NoticeLine]:
-        """Return the notices that are due, or all of them at the end."""
+        """Return the notices that are due; with `at_end`, return all of them."""
         if not self._counts and not self._reported_s:
             return []
         with self._lock:
@@ -185,11 +187,11 @@ _XID_TEXTS = {
 }
 
 PROGRAM_ERRORS = frozenset({13, 31, 43, 45})
-"""Errors that leave the GPU itself healthy."""
+"""XID numbers of errors that leave the GPU itself healthy."""
 
 
 def describe_xid(xid: int, gpu: str) -> tuple[str, str]:
-    """Return a description of the XID error of the GPU named `gpu`, and the advice for it."""
+    """Return a description of XID error `xid` on the GPU named `gpu`, and advice on what to do."""
     what, advice = _XID_TEXTS.get(
         xid, (tr_noop("{gpu}: XID {xid}, the driver reported an error."), _UNKNOWN_ADVICE)
     )

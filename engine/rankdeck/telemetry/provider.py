@@ -1,7 +1,7 @@
 """Protocol of a source of readings: list its devices and read them.
 
-NVML (nvml.py) and the ranks of a rehearsal (host.py) are providers; support for another vendor's GPUs would
-be another such class. Everything is keyed by UUID. Only the sampler (sampler.py) uses a provider.
+NVML (nvml.py) and the ranks of a rehearsal (host.py) are providers; another vendor's GPUs would need one more
+such class. Everything is keyed by UUID. Only the sampler (sampler.py) uses a provider.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ class DeviceLostError(Exception):
 
 
 class Provider(Protocol):
-    """A source of readings. It may crash or hang its process, which is why the sampler is a separate process.
+    """A source of readings. It can crash or hang its process, which is why the sampler is a separate process.
 
-    `needs_reopen` means that the provider is opened once, and may have to be reopened to answer again.
+    `needs_reopen` means that a provider that stops answering may answer again only after it is reopened.
     """
 
     needs_reopen: bool = False
 
     def probe(self) -> DevicesLine:
-        """Return all devices, each GPU followed by its MIG instances, with their static facts and metrics.
+        """Return all devices, each GPU followed by its MIG instances, with their static facts and supported
+        metrics.
 
-        Only the metrics that can be determined without a query are listed.
+        Only the metrics whose support is known without a query are listed.
 
         Raises:
             MachineError: there is no driver, or it does not answer.
@@ -47,7 +48,7 @@ class Provider(Protocol):
         """
 
     def listen(self) -> bool:
-        """Ask the driver to report events; return whether `wait_for_event` may be called."""
+        """Ask the driver to report events; return True if the caller should call `wait_for_event`."""
         return False
 
     def wait_for_event(self, timeout_s: float) -> None:
@@ -63,7 +64,7 @@ class Provider(Protocol):
         return []
 
     def signature(self) -> object:
-        """Return a value that changes when the set of devices differs from that of the last probe."""
+        """Return a value that changes when the set of devices is no longer that of the last probe."""
         return None
 
     def close(self) -> None:

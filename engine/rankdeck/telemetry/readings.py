@@ -38,7 +38,7 @@ ReadingState = Literal["value", "unsupported", "error", "stale"]
 class Metric:
     """A metric: its unit, its rate, and a translatable description.
 
-    `hz` is the sampler's rate. A value below 0 or above `maximum` is not a valid reading on any GPU.
+    `hz` is the rate at which the sampler reads it. A value below 0 or above `maximum` is invalid on any GPU.
     `on_request` means that the metric takes long to read and is read only on request.
     """
 
@@ -51,7 +51,7 @@ class Metric:
 
     @property
     def stale_after_s(self) -> float:
-        """Age from which a reading no longer counts as current."""
+        """Age at which a reading becomes stale."""
         # Three missed readings, but at least 1.5 s: a device in use by a run is read only once a second.
         return max(1.5, 3 / self.hz)
 
@@ -130,13 +130,14 @@ class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A device, or a MIG instance (`parent` is then the UUID of its GPU).
 
     `index` is nvidia-smi's index; an instance has the index of its GPU. `simulated`: a stand-in library
-    answers instead of the driver. `unified`: the memory is the host's, so `total_bytes` is None if the driver
-    does not report it. `driver_bytes`: memory reserved by the driver; it is neither used nor free.
+    answers instead of the driver. `unified`: the device uses the host's memory, so `total_bytes` is None if
+    the driver does not report it. `driver_bytes`: memory reserved by the driver; it is neither used nor free.
     `capabilities`: metrics that the device supports. `lost_at`: the time (Unix seconds) since which the
-    device has not answered; `why`: the driver's text. `host_bytes`: the host's memory, for a unified device.
-    `ecc`: whether error correction is on. `rows_...`: memory rows that were replaced by spares, whether some
-    wait for a reset, and whether a replacement failed. `links_up` of `num_links` NVLinks are active. If two
-    devices report the same UUID, the second device's UUID has its list position appended.
+    device has not answered; `why`: the driver's message. `host_bytes`: the host's memory, for a unified
+    device. `ecc`: whether error correction is on. `rows_...`: numbers of memory rows that were replaced by
+    spares, whether replacements are pending until a reset, and whether one failed. `links_up`: how many of
+    the `num_links` NVLinks are active. If two devices report the same UUID, the second device's UUID has its
+    list position appended.
     """
 
     uuid: str
@@ -237,7 +238,7 @@ class ProcessesLine(SamplerLine, tag="processes"):
 class NoticeLine(SamplerLine, tag="notice"):
     """A notice about something that happened.
 
-    `count`: for frequent notices, how often it happened since the last notice.
+    `count`: for a frequent event, the number of times that it has happened since the last notice.
 
     `code`:
     lost       a GPU no longer answers; `uuid`. It stays in the list of devices, with the time.
@@ -260,7 +261,8 @@ class NoticeLine(SamplerLine, tag="notice"):
     count: int = 1
 
     def phrase_of(self, text: str) -> str:
-        """Return `text`, the message or the advice, as its original translatable phrase if it was one."""
+        """Return the translatable phrase that `text` (the message or the advice) was made from, otherwise
+        `text`."""
         original = self.phrases.get(text)
         return text if original is None else phrase(original.template, **original.arguments)
 

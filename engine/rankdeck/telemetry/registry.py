@@ -2,7 +2,8 @@
 command line's table.
 
 A reading keeps the time it was taken and becomes stale with age, so a sampler that hangs or has ended never
-leaves a number on screen that looks current. A device that vanished stays in the list, marked as lost.
+leaves an outdated number on screen that looks current. A device that disappears stays in the list, marked as
+lost.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class DeviceRegistry:
     """Current state of all devices. Feed it lines in order, with their arrival time (CLOCK_MONOTONIC
     seconds).
 
-    `devices` are in nvidia-smi's order, including lost ones. `devices_line` is the last `devices` line, None
-    before the first. `notices` are the most recent ones, oldest first.
+    `devices` are in nvidia-smi's order, including lost ones. `devices_line` is the last `devices` line (None
+    before the first line). `notices` are the most recent notices, oldest first.
     """
 
     def __init__(self) -> None:
@@ -86,8 +87,8 @@ class DeviceRegistry:
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
-        """Return the current status of every device. With `keep_stale`, old values are kept, as after one
-        slow listing."""
+        """Return the current status of every device. With `keep_stale`, stale values are kept, which suits a
+        single slow listing."""
         instances: Counter[str] = Counter()
         statuses = []
         for device in self.devices:
@@ -141,10 +142,10 @@ class DeviceRegistry:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
     def _replace_devices(self, line: DevicesLine) -> None:
-        """Store the new list, and keep devices that are missing from it as lost.
+        """Store the new list; devices that are missing from it are kept as lost.
 
-        The instances of a MIG split that was undone are dropped, and so is a GPU that had not even reported
-        its UUID.
+        MIG instances are dropped once their GPU is no longer split, and so is a GPU that had not even
+        reported its UUID.
         """
         by_uuid = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}

@@ -33,7 +33,7 @@ from rankdeck.telemetry.readings import (
 # devices.
 MEMORY_INTERVAL_S = 1.0
 RAISE_INTERVAL_S = 60.0
-"""Minimum time between two problems about a GPU that is repeatedly lost and back."""
+"""Minimum time between two problem reports about a GPU that is repeatedly lost and back."""
 _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 
 
@@ -74,8 +74,8 @@ class RunSink:
                 self._write_notice(line)
 
     def _write_device_changes(self, line: DevicesLine) -> None:
-        """Report missing or skipped devices of the run as lost; report present ones as back after a
-        restart."""
+        """Report devices of the run that are missing or skipped as lost; after a restart of the sampler,
+        report the others as back."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in self.uuids:
             name = self._names[self._index[uuid]]
@@ -99,7 +99,7 @@ class RunSink:
         self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
 
     def _device_sample(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
-        """Return the readings that are worth a line, without memory that has not changed within
+        """Return the readings to write; memory that has not changed is included only every
         MEMORY_INTERVAL_S."""
         values = {name: r.value for name, r in entry.readings.items() if r.state == "value"}
         missing = self._changed_missing(entry)

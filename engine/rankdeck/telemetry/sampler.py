@@ -3,10 +3,10 @@
     python -P -m rankdeck.telemetry.sampler [--once]                   lines (readings.py) on stdout
     python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run directory
 
-The driver's library may crash, hang, or lose a device: then only this process ends, waits or reports the
-loss. sampler_process.py starts and watches it. Reads are spread out: each device reads its 1 Hz metrics in
-one of every ten ticks, chosen by its index, so that no call waits for the calls of 8 other devices. Missed
-ticks are skipped.
+If the driver's library crashes or hangs, or a device is lost, only this process ends, waits or reports the
+loss. sampler_process.py starts and watches it. Reads are spread out: each device's 1 Hz metrics are read in
+one of every ten ticks, chosen by the device's index, so that no call waits for the calls of 8 other devices.
+Missed ticks are skipped.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ _log = logging.getLogger("rankdeck.telemetry.sampler")  # `python -m` calls it _
 
 TICK_S = 0.1
 TICKS_PER_CYCLE = 10
-"""Ticks after which every metric was due once."""
+"""Number of ticks in which every metric is due at least once."""
 LOST_RETRY_TICKS = 50
 """Ticks between two attempts to read a lost device."""
 PROBE_TICKS = 50
-"""Ticks between two checks for other devices."""
+"""Ticks between two checks whether the set of devices has changed."""
 EXIT_CHANGED = 75
-"""There are other devices. Only a new process sees them: NVML's count is from its initialisation."""
+"""The set of devices has changed. Only a new process sees the change: NVML counts devices when it is
+initialized."""
 EXIT_UNRESPONSIVE = 76
-"""Nothing has answered for a while: an NVML opened before the driver was reloaded never answers again."""
+"""No device has answered for a while: an NVML session opened before the driver was reloaded never recovers.
+"""
 UNRESPONSIVE_AFTER_S = 5.0
 _MIN_REPORTED_AGE_S = 0.005
 _DUE_METRICS = [
@@ -69,11 +71,11 @@ LineSink = Callable[[SamplerLine], None]
 
 
 class Sampler:
-    """Reads devices from `provider` and passes lines to `write`.
+    """Sampler that reads devices from `provider` and passes lines to `write`.
 
-    `only_uuids`: the devices of a run. Without it all devices are read; a device that a run's own sampler
-    reads is then read only once a second, as are all devices with `low_rate`. `pcie`: also read PCIe metrics,
-    which take 20 ms each.
+    `only_uuids`: the devices of a run. Without it all devices are read; those that a run's own sampler also
+    reads are then read only once a second, as are all devices with `low_rate`. `pcie`: also read PCIe
+    metrics, which take 20 ms each.
     """
 
     def __init__(
@@ -191,7 +193,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Track the time since which no device has returned a value."""
+        """Track how long no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None
@@ -203,8 +205,8 @@ class Sampler:
             self._write(notice)
 
     def read_once(self) -> None:
-        """Read everything once, one device at a time, so that the readings taken before a device hangs are
-        written."""
+        """Read everything once, and write each device's readings immediately, because a later device may
+        hang."""
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
@@ -225,7 +227,7 @@ class Sampler:
             self._mark_lost(device, str(error))
 
     def _write_last_processes(self) -> None:
-        """Write, as the sampler ends, which processes are on the devices."""
+        """Write the processes on the devices one last time before the sampler ends."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
@@ -295,7 +297,8 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """Return a function that waits some seconds for SIGTERM or SIGINT, and returns whether a signal came."""
+    """Return a function that waits for SIGTERM or SIGINT for some seconds, and returns whether a signal
+    arrived."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)

@@ -2,8 +2,8 @@
 
 If the driver's library crashes, only the sampler ends with it. The next sampler starts after a pause that
 doubles each time (1 s to 60 s), and skips the device that the last one was reading when it crashed, until the
-list of devices changes or the driver has been gone. A sampler whose call does not return is killed. Nothing
-here blocks, except `wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
+list of devices changes or a sampler finds no driver. A sampler whose call does not return is killed. Only two
+functions block: `wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_UNRESPONSIVE
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 HEALTHY_AFTER_S = 60.0
-"""A sampler that has lived this long counts as healthy: the next pause is the first one again."""
+"""Lifetime after which a sampler counts as healthy; after it ends, the pause is again FIRST_PAUSE_S."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""Without a poll for this long, this process was suspended, and the sampler with it."""
+"""If no poll happened for this long, this process was suspended, and so was the sampler."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals of a crashing library; any other came from outside and says nothing about a device."""
 _EXIT_FAILED = 1
-"""An error in the sampler's own code while it read a device; repeating it would be useless."""
+"""An error in the sampler's own code while it read a device; reading the device again would fail in the same
+way."""
 _EVENT_WAIT_FUNCTION = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
 _HUNG_TEXTS = (
@@ -41,7 +42,7 @@ _HUNG_TEXTS = (
         "resume in {pause:.0f} s."
     ),
 )
-"""Texts about how a sampler ended, without and with the call it was in."""
+"""Messages about a sampler that hung: the first is for an unknown device, the second names the device."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(
@@ -65,8 +66,8 @@ class SamplerProcess:
     """A watched sampler, started with the given arguments.
 
     `piped`: the sampler's lines are read with `wait_for_lines`; otherwise it writes to a run, whose GPUs had
-    a driver. `exit_code` is set once the sampler has ended for good: it is not restarted if the first one
-    found no driver. A device that has not answered for `hang_timeout_s` is skipped.
+    a driver. `exit_code` is set once the sampler has ended and will not be restarted, as when the first
+    sampler found no driver. A device that has not answered for `hang_timeout_s` is skipped.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class SamplerProcess:
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
     def _skip_cause(self, code: int, note: CallMark, *, is_hung: bool) -> str:
-        """Return the device (or EVENTS) that ended this sampler and that the next one must skip; "" if none
-        did."""
+        """Return the device (or EVENTS) that made this sampler crash or hang, and that the next sampler must
+        skip; "" if there is none."""
         has_crashed = -code in _CRASH_SIGNALS
         if has_crashed and self._crash_marker.has_crashed_in(_EVENT_WAIT_FUNCTION):
             cause = EVENTS
@@ -213,7 +214,7 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """Describe how and in which call the sampler ended, and when the next one starts."""
+        """Describe how the sampler ended, in which call, and when the next one starts."""
         arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device
@@ -231,7 +232,8 @@ class SamplerProcess:
         )
 
     def stop(self, grace_s: float = 0.5) -> None:
-        """Stop the sampler: ask first, so that it can read once more, and kill it after `grace_s`."""
+        """Stop the sampler: send SIGTERM first, so that it can read once more, and kill it after
+        `grace_s`."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -46,7 +46,7 @@ _KINDS = {
     "recv_": "receive",
 }
 _DUMP_FUNCTIONS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""The functions of gloo, and of NCCL in builds that have it."""
+"""Functions that dump the flight recorder of gloo, and of NCCL in builds that include NCCL."""
 _MAX_RECORDED = 64
 PRIVATE_APIS = (
     PrivateApi(
@@ -80,8 +80,8 @@ def is_wait(func: Any) -> bool:
 class Collective:
     """An operation between ranks.
 
-    `num_bytes` is the size of this rank's input, `group` the run's ranks that take part, and `peer` the rank
-    that a send goes to or a receive comes from.
+    `num_bytes` is the size of this rank's input, `group` lists the run's ranks that take part, and `peer` is
+    the rank that a send goes to or a receive comes from.
     """
 
     kind: str
@@ -133,7 +133,7 @@ def set_timeouts(seconds: float) -> None:
 def recorded_collectives() -> str:
     """Return the newest entries of torch's flight recorder as JSON.
 
-    This waits neither for another rank nor for a thread of this process that is waiting for one.
+    This never blocks on another rank, nor on a thread of this process that is waiting for one.
     """
     entries: list[Any] = []
     # The recorder is on by default and costs nothing measurable. It numbers gloo's collectives too, but no

@@ -1,8 +1,8 @@
 """Training that does not import torch's compiler until it compiles, which saves over half a second per start.
 
 Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be excluded
-from graphs, and DistributedDataParallel imports it to read an option. As long as it is not imported there are
-no graphs, and these functions work without it. As soon as any code imports it, in any way, torch's original
+from graphs, and DistributedDataParallel imports it to read an option. Until torch._dynamo is imported there
+are no graphs, so all of these work without it. As soon as any code imports it, in any way, torch's original
 functions are restored.
 
 Source: torch/_compile.py, torch/optim/optimizer.py, torch/nn/parallel/distributed.py.
@@ -26,7 +26,7 @@ from .private_api import PrivateApi
 _DYNAMO = "torch._dynamo"
 _SLOW_START = "runs start a second later"
 _DISABLED_ATTRIBUTE = "__dynamo_disable"
-"""Attribute in which torch keeps a function's version that the compiler leaves out."""
+"""Attribute in which torch stores the version of a function that the compiler skips."""
 PRIVATE_APIS = (
     PrivateApi("torch.optim.optimizer:_use_grad_for_differentiable", _SLOW_START, parameters=("func",)),
     PrivateApi("torch._compile:_disable_dynamo", _SLOW_START, parameters=("fn",)),
@@ -61,8 +61,8 @@ def without_compiler() -> Iterator[None]:
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Finder that keeps the compiler out of torch's functions until it is imported; it finds no module
-    itself."""
+    """Finder that keeps torch's functions from importing the compiler, until other code imports it; it never
+    finds a module itself."""
 
     def __init__(self) -> None:
         self._original_codes: dict[FunctionType, CodeType] = {}
@@ -115,6 +115,8 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""What torch's function does outside a graph; `torch` is a global of its module, too."""
+"""Code that does what torch's function does outside a graph; its global `torch` also exists in torch's
+module."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
-"""Names that torch's function uses. A function that uses more names does more, and is not replaced."""
+"""Names that torch's function uses. A function that uses other names does something else, and is not
+replaced."""

@@ -58,7 +58,7 @@ def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket across the ranks, sent as `dtype`: torch's hook, adapted to any backend."""
+    """Average a bucket, cast to `dtype`, across the ranks: torch's hook, adapted to any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)
@@ -90,11 +90,11 @@ class PlannedDdp(DistributedDataParallel):
         return done
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Ignore the hook: compressed gradients need tensors of their own, which the plan leaves out."""
+        """Ignore the hook: compressed gradients need extra tensors, which the plan leaves out."""
 
 
 class _FixedBucketReducer:
-    """The reducer without rebuilding of buckets, which would need messages to other ranks."""
+    """Reducer that never rebuilds buckets, because that would require messages to other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

@@ -1,4 +1,5 @@
-"""Operations below autograd: modes that see each one, effects read from its schema, storages as keys.
+"""Operations below autograd: modes that intercept each operation, its effect according to its schema, and
+storages as keys.
 
 Source: torch.utils._python_dispatch, torch.utils._pytree, torch's operator schemas (native_functions.yaml).
 """
@@ -94,7 +95,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""Return the address of a storage's own record: equal where tensors share a storage, also without memory."""
+"""Return the address of the C++ storage: equal for tensors that share a storage, even without memory."""
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -117,7 +118,7 @@ def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Check whether a tensor neither has memory nor represents a tensor that has.
+    """Check whether a tensor has no memory and does not represent a tensor that has memory.
 
     A fake tensor's device is read from its Python attribute: otherwise torch would dispatch the query through
     every mode.
@@ -153,10 +154,11 @@ def backward_id() -> int:
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
-    """Check whether an argument wraps other tensors (DTensor, a collective's result that is not yet awaited).
+    """Check whether an argument wraps other tensors (a DTensor, or a collective's result that is not yet
+    awaited).
 
     The wrapped tensors are observed when the wrapper unwraps itself. Plain subclasses (Parameter) wrap
-    nothing, nor does a fake tensor: its own storage counts.
+    nothing, and a fake tensor is treated as plain because its own storage counts.
     """
     return any(is_wrapper(cls) for cls in types)
 
@@ -170,7 +172,7 @@ def is_wrapper(cls: type) -> bool:
 
 
 def overload_packet(func: Any) -> Any:
-    """Return the operation that `func` is an overload of."""
+    """Return the overload packet of `func`."""
     return func._overloadpacket
 
 
@@ -200,7 +202,7 @@ def classify_effect(func: OpOverload) -> int:
 
 
 def _is_fused_step(func: Any) -> bool:
-    """Check whether an operation is a fused optimizer step, which changes lists in place, as foreach
+    """Check whether an operation is a fused optimizer step, which changes tensor lists in place, as foreach
     operations do."""
     return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
 
@@ -211,8 +213,8 @@ def inplace_result(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def is_inplace_write(func: Any) -> bool:
-    """Check whether an operation only changes values in place, so that it has no effect on tensors with
-    shapes only."""
+    """Check whether an operation only changes values in place, and so has no effect on tensors that have a
+    shape but no memory."""
     schema = func._schema
     name = func.__name__.partition(".")[0]
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):

@@ -1,4 +1,4 @@
-"""This rank's local tensor of a DTensor, without autograd and without importing DTensor."""
+"""The local tensor that a DTensor has on this rank, without autograd and without importing DTensor."""
 
 from __future__ import annotations
 

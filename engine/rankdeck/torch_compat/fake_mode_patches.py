@@ -2,14 +2,14 @@
 
     module apply        Module.to and .double swap tensors, which fake tensors refuse: they are replaced
     init                torch.nn.init would fill tensors without memory: skipped
-    device mesh         DeviceMesh finds this rank's coordinate in a tensor of numbers: computed for real
+    device mesh         DeviceMesh looks up this rank's coordinate in a tensor: computed on real tensors
     object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same objects
     empty chunks        ranks that get no part of a weight share one tensor without elements
     isend               in a rehearsal, as with gloo, the handle of a send keeps its tensor
-    deepcopy            it reads memory and would copy the fake mode too: a copy has the shapes only
+    deepcopy            would read memory and copy the fake mode too: now copies shapes only
     file readers        tensors that safetensors or numpy read become fake tensors of the same shape
 
-If torch has moved a function, it stays unpatched; the failure that follows is one line of a plan.
+If torch has moved a function, it stays unpatched; the resulting failure is reported as one line of a plan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PRIVATE_APIS = (
 
 
 def patch_module_apply(replaced: AttributePatches) -> None:
-    """Make Module._apply put new tensors into the modules; tied tensors stay tied."""
+    """Make Module._apply store new tensors in the modules instead of swapping; tied tensors stay tied."""
 
     def apply(self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         changed: dict[Tensor, Tensor] = {}

@@ -1,6 +1,7 @@
-"""fully_shard for ranks that use different weights: all ranks scatter gradients of all weights of a group.
+"""fully_shard for ranks that use different weights: all ranks reduce-scatter gradients of all weights of a
+group.
 
-torch scatters only gradients that exist. Ranks that used different weights would scatter gradients of
+torch reduce-scatters only gradients that exist. Ranks that used different weights would scatter gradients of
 different sizes, and hang, or of the same size, and sum gradients of different weights. Since 2.13 torch can
 scatter zeros for missing gradients (`set_reduce_scatter_unused_params`), but does not report for which
 weights it does so.
@@ -30,10 +31,10 @@ PRIVATE_APIS = (
 
 
 def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
-    """Scatter zeros for weights of the module's own group that got no gradient.
+    """Make FSDP scatter zeros for each weight in the module's own group that got no gradient.
 
-    Calls `use` with the sharded parameter of each weight that got a gradient, every time right before
-    gradients are scattered.
+    Each time before gradients are scattered, `use` is called with the sharded parameter of each weight that
+    got a gradient.
     """
     state: Any = module._get_fsdp_state()
     group = state._fsdp_param_group

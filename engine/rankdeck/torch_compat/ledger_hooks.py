@@ -35,7 +35,7 @@ PRIVATE_APIS = (
 
 
 class LedgerPatches(AttributePatches):
-    """Methods that are wrapped while the memory ledger tracks."""
+    """Patches that wrap methods while the memory ledger tracks."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class LedgerPatches(AttributePatches):
         self.patch(torch, "frombuffer", wrapper)
 
     def _patch_save_on_cpu(self) -> None:
-        """Replace save_on_cpu's hooks, which on a CPU device would save the tensors themselves or copies of
-        them."""
+        """Replace save_on_cpu's hooks: with a CPU device they would save the original tensors, or copies on
+        the same device."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 

@@ -1,4 +1,4 @@
-"""A module's own tables; changing them in place gives a module other weights without calling its code."""
+"""A module's own tables; changing them in place replaces the module's weights without calling its code."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def split_state_dict(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, ob
 
 
 def apply_to_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Apply `change` to all weights and buffers, as `Module.to` does, which supports only one dtype for all
-    of them."""
+    """Apply `change` to all weights and buffers, as `Module.to` does; but `Module.to` supports only one dtype
+    for all."""
     module._apply(change)
 
 
@@ -117,8 +117,8 @@ def is_expanded(tensor: Tensor) -> bool:
 def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     """Deep-copy a module tree.
 
-    `instead` maps a tensor's id to its replacement. A non-leaf tensor that a module stores, as old weight
-    norms and pruning do, is copied without its autograd history.
+    `instead` maps a tensor's id to its replacement. A non-leaf tensor that is stored in a module, as by the
+    old weight norm and by pruning, is copied without its autograd history.
     """
     memo, values = dict(instead), list[Any]()
     for each in module.modules():
@@ -139,9 +139,9 @@ _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinsta
 
 
 def shallow_copy(module: nn.Module) -> Any:
-    """Copy a module with its own tables, whose weights need not be autograd leaves (for dp).
+    """Copy a module with its own tables, in which weights need not be autograd leaves (for dp).
 
-    Hooks that a forward adds, as Hugging Face's do once per model, stay with the copy.
+    Hooks that a forward adds, as Hugging Face models do once per model, are added to the copy only.
     """
     replica: Any = module._replicate_for_data_parallel()
     # As torch.nn.parallel.replicate does; some modules of torch look their weights up there.

@@ -59,17 +59,17 @@ class Stage(PipelineStage):
         return [op for op in ops if op.group_peer != get_rank(op.group)]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Return the sends of gradients to the previous stage, made contiguous: a split backward may leave
-        gradients that are not."""
+        """Return the sends of gradients to the previous stage, with gradients made contiguous: those of a
+        split backward may not be."""
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.contiguous()
         return ops
 
     def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
-        """Check whether a sent output may be freed, from torch 2.15 on.
+        """Check whether a sent output can be freed; torch calls this from version 2.15 on.
 
-        torch frees plain tensors only; a plan's fake tensors count as plain ones.
+        torch frees plain tensors only; a plan's fake tensors count as plain tensors.
         """
         torchs: Any = super()
         # torch keeps subclasses, and fake tensors that were kept made plans of pipelines up to 4 % too high.

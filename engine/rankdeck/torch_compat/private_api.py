@@ -1,4 +1,4 @@
-"""Private APIs of torch that the engine uses, and checks whether they have changed."""
+"""Private APIs of torch that the engine uses, and a check whether torch has changed them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 CHECKED_VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
-"""Versions of torch under which all private APIs work as they are used here."""
+"""Versions of torch in which all private APIs work as the engine uses them."""
 
 
 @dataclass(frozen=True)
 class PrivateApi:
     """A private API of torch that the engine uses.
 
-    `path` is "module:Class.attribute", or a description of the object that `lookup` finds on a live one.
-    `parameters`: names of arguments that the engine relies on, in order and before all other arguments.
-    `consequence`: the problem that users see if torch has moved the API, as the middle of a sentence.
+    `path` is "module:Class.attribute", or a description of the object that `lookup` returns. `parameters`:
+    names of arguments that the engine relies on; they must come first, in this order. `consequence`: the
+    problem that users see if torch has moved the API, worded as the middle of a sentence.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Processes around torch: CUDA after a fork, and the workers of a DataLoader.
+"""Process-related parts of torch: CUDA after a fork, and the workers of a DataLoader.
 
 Importing this module does not import torch.
 """

@@ -1,11 +1,11 @@
 """Cached results of operations on fake tensors: the same operation on the same shapes is computed once.
 
 torch has such a cache too, but making its keys takes longer than the rest of a pass. Here a key is made only
-if it is certain: for aten operations, on fake tensors of plain memory and on plain values. The first result
-of each operation is torch's own. The cache keeps its shapes, strides and types, and for a view its offset in
-the storage of the first argument. Anything else that an operation may do (return an argument, put two results
-into one storage) is left to torch each time. The cache cuts the time of a plan by a third. If torch has moved
-what `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py first.
+if it is certain to be complete: for aten operations, on fake tensors of plain memory and on plain values. The
+first result of each operation is torch's own. The cache stores its shapes, strides and types, and for a view
+its offset in the storage of the first argument. Anything else that an operation can do (return an argument,
+put two results into one storage) is left to torch each time. The cache cuts the time of a plan by a third. If
+torch has moved what `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py first.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class _Output:
 class _Outputs:
     """All outputs of an operation.
 
-    `list_type` is the type of the list around them, None without a list; `is_view` means that they share the
-    storage of the first argument.
+    `list_type` is the type of the list that holds the outputs (None if there is no list); `is_view` means
+    that the outputs share the storage of the first argument.
     """
 
     results: tuple[_Output | None, ...]
@@ -77,11 +77,12 @@ class _Outputs:
 
 
 KnownOutputs = dict[tuple[Any, ...], _Outputs | None]
-"""Outputs by everything that they depend on: plain data that can be sent to other processes."""
+"""Outputs, keyed by everything that they depend on; both are plain data that can be sent to other processes.
+"""
 
 
 class ShapeCache:
-    """Cache of operations' results. Threads and passes may share `known`."""
+    """Cache of operations' results. Several threads and passes can share `known`."""
 
     def __init__(self, known_outputs: KnownOutputs | None = None) -> None:
         self._known: KnownOutputs = {} if known_outputs is None else known_outputs
@@ -99,7 +100,7 @@ class ShapeCache:
 
 
 def serialize_outputs(known_outputs: KnownOutputs, since: int) -> bytes:
-    """Serialize the results after the first `since` for another process; b"" if one of them cannot be
+    """Serialize all results except the first `since`, for another process; b"" if one of them cannot be
     pickled."""
     file = io.BytesIO()
     try:
@@ -180,7 +181,7 @@ def _add_to_key(key: list[Any], arg: Any, mode: Any) -> bool:
 def _is_plain(tensor: FakeTensor) -> bool:
     """Check whether shape, strides and type describe the tensor completely.
 
-    It must have no known value, no lazy negation or conjugation, and no symbolic sizes.
+    A tensor with a known value, a lazy negation or conjugation, or symbolic sizes is not plain.
     """
     if tensor.constant is not None or has_symbols(tensor):
         return False
@@ -188,7 +189,7 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
-    """Return the data that the cache keeps of a result; None if torch has to compute it each time."""
+    """Return what the cache stores of a result; None if torch has to compute the result each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in inputs}

@@ -1,13 +1,13 @@
 """Sparse fake tensors: the number of elements of a result, which torch cannot derive from shapes alone.
 
-    made of indices and values                      as many as are given
+    made of indices and values                      as many as the given values
     a copy, a product with a number, a mask         as many as its source has
     a copy into another tensor                      as many as the copied tensor has
     a sum of two tensors                            those of both, as CPUs and GPUs concatenate them
     coalesced                                       at most as many: only values show which indices are equal
 
-Gradients of `Embedding(sparse=True)` are therefore counted by their indices and values. Read fake_tensors.py
-first.
+Elements of gradients of `Embedding(sparse=True)` are therefore counted from their indices and values. Read
+fake_tensors.py first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _COUNT_PRESERVING = (
 
 
 def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
-    """Return the result of an operation on sparse tensors; None for other operations, and for those that
+    """Return the result of an operation on sparse tensors; None for any other operation, and for one that
     torch computes correctly."""
     result = _RESULT_FUNCTIONS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
@@ -94,8 +94,8 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Te
 
 
 def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
-    """Return the largest possible sum of a sparse gradient with gloo: coalesced, with no index shared by two
-    ranks."""
+    """Return the largest sum of a sparse gradient over ranks with gloo: coalesced, with no index common to
+    two ranks."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
     return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))
 

@@ -1,6 +1,6 @@
-"""Known versions of torch, and the warning for users of another one.
+"""Known versions of torch, and the warning for users of an unknown version.
 
-Importing this module does not import torch; asking about an unknown version imports all of it.
+Importing this module does not import torch; asking about an unknown version imports all of torch.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ PRIVATE_APIS = (
     PrivateApi("torch:Tensor._post_accumulate_grad_hooks", _HOOKS_LOST),
 )
 _PARAMETER_FLAG = "_is_param"
-"""Attribute that torch sets on a Parameter of a tensor subclass."""
+"""Attribute that torch sets on an instance of a tensor subclass to mark it as a Parameter."""
 
 
 @dataclass(frozen=True)
 class WeightMetadata:
     """Attributes and gradient hooks of a weight.
 
-    `on_gradient` hooks are called with a gradient before it is accumulated, `after_gradient` hooks with the
-    weight afterwards.
+    `on_gradient` hooks are called with a gradient before it is accumulated; `after_gradient` hooks are called
+    afterwards with the weight.
     """
 
     attributes: dict[str, object] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
 
 
 def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
-    """Return, by name, the metadata of those weights of a module that have any."""
+    """Return, by name, the metadata of those of a module's weights that have metadata."""
     by_name = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
     return {name: marks for name, marks in by_name.items() if marks}
 

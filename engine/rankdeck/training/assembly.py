@@ -35,7 +35,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class BuiltStrategy:
-    """A strategy with its model in place, and the optimizer that updates this rank's weights."""
+    """A strategy with its model on the devices, and the optimizer that updates this rank's weights."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -59,8 +59,8 @@ def assemble(
     """Build the strategy and return its Trainer, once data is loaded and the ranks have joined their group.
 
     `devices` are this rank's torch devices and `device_indices` their indices in the run. A rehearsal without
-    a `ledger` gets a new one. `analysis` is the same as in `build`. `notes` are the differences from one
-    device that the check found, None without a check. `job` holds further arguments of Trainer.
+    a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from one device that
+    the check found (None if there was no check). `job` holds further arguments of Trainer.
 
     Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
@@ -155,7 +155,7 @@ def build(
 
 def _check_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
     """Check gradients and their hooks. Raises: ModelError, ConfigError for gradients that the strategy cannot
-    send, or for hooks whose result would differ from their result on one device."""
+    send, or for hooks whose results would differ from those on one device."""
     check_sparse_gradients(model, strategy, workload.config)
     check_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
@@ -173,11 +173,11 @@ def _make_ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
 def torch_devices(
     infos: Sequence[events.DeviceInfo], local_rank: int
 ) -> tuple[list[torch.device], list[str | None]]:
-    """Return the torch devices and the UUIDs that torch reports for them (None for virtual devices).
+    """Return the torch devices, and the UUIDs that torch reports for them (None for virtual devices).
 
     The first device becomes CUDA's current device.
 
-    Raises: MachineError if a GPU is not the chosen one.
+    Raises: MachineError if torch finds a different GPU than the chosen one.
     """
     if infos[0].kind == "virtual":
         return [torch.device("cpu")] * len(infos), [None] * len(infos)

@@ -1,4 +1,4 @@
-"""Read the batches of a run, or of the check before it, in training order.
+"""Read batches in training order, for a run or for the check before the run.
 
 Read ../data/loader.py before.
 """
@@ -78,7 +78,7 @@ _NORMS_GET_ONE_SAMPLE = tr_noop(
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
-    """Check an epoch's last step, which can be shorter than the others.
+    """Check an epoch's last step, which can have fewer samples than the others.
 
     Raises: ConfigError if padding, or a batch norm over a single sample, would change the result.
     """

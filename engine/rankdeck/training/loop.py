@@ -48,7 +48,7 @@ class Trainer:
     `device_indices` are the indices of the rank's devices in the run. The trainer calls `beat(step, phase)`
     as a sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
     further differences from one device are reported. With `sync_each_step`, a step ends only when its GPUs
-    have finished it, so that the step's time includes theirs.
+    have finished, so that the step's time includes their work.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Trainer:
         )
 
     def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
-        """Report the memory of this rank's devices after a failed allocation."""
+        """Report how the memory of this rank's devices was used when an allocation failed."""
         self._monitor.report_out_of_memory(error, allocation, step)
 
     @property
@@ -107,7 +107,7 @@ class Trainer:
         return self.strategy.ledger
 
     def run(self) -> events.Evaluation | None:
-        """Run all steps with their evaluations; return the last evaluation, None without held-out data.
+        """Run all steps and evaluations; return the last evaluation (None without held-out data).
 
         Raises:
             TrainingError: the loss is not finite.
@@ -170,7 +170,7 @@ class Trainer:
     def warm_up(self) -> None:
         """Run forward and backward of one step without updating weights.
 
-        The restore that follows resets what this changes (buffers, random states).
+        The restore that follows resets everything that this changes (buffers, random states).
         """
         loader = self.loader()
         try:
@@ -234,7 +234,7 @@ class Trainer:
         return facts
 
     def _save_if_due(self, step: int) -> bool:
-        """Save a checkpoint if one is due after `step`, and return whether it was.
+        """Save a checkpoint if one is due after `step`; return whether one was due.
 
         Raises: StopRequested, once the state is saved.
         """
@@ -252,7 +252,7 @@ class Trainer:
         self._saver.save(step, reason=reason)
 
     def _report_steps(self) -> None:
-        """Write all steps so far.
+        """Write all steps that have not been written yet.
 
         Raises: TrainingError if a loss is not finite.
         """
@@ -288,8 +288,7 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report once, from one of the ranks that compute the loss, if the loss does not add up over
-        microsteps."""
+        """Report once, from one of the ranks that compute it, a loss that does not add up over microsteps."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

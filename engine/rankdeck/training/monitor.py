@@ -1,9 +1,9 @@
-"""Select the steps that are tracked in detail, and report them: memory, phases of devices, bytes sent, busy
-threads.
+"""Select the steps that are tracked in detail, and report memory, phases of devices, bytes sent, and how busy
+threads are.
 
-Memory comes from the ledger or from a GPU's allocator. Most steps cost nothing here: the ledger tracks, and
-spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch with
-shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity is
+Memory comes from the ledger or from a GPU's allocator. For most steps this costs nothing: the ledger tracks,
+and spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch
+with shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity is
 compared with the tracked memory. Read loop.py before.
 """
 
@@ -35,7 +35,8 @@ from rankdeck.training.sampling_budget import ALWAYS_RECORDED_STEPS, SamplingBud
 GPU_MEMORY_INTERVAL_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
 _COMM_REPORT_STEP = 3
-"""The process's step after which bytes sent are known; they are reported then and after the last step."""
+"""Step of this process (from 1) after which the bytes sent are known; they are reported after it and after
+the last step."""
 
 
 class StepMonitor:
@@ -92,8 +93,8 @@ class StepMonitor:
     def _start_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
         """Start recording spans, if a recording is due.
 
-        The run's last step is skipped, unless it is one of the first: some of its phases would never become
-        known.
+        The run's last step is skipped, unless it is among the first steps: the times of some phases are known
+        only during a later step.
         """
         is_due = self._span_budget.should_record(nth, is_tracked=followed)
         is_due = is_due and (not is_last or nth < ALWAYS_RECORDED_STEPS[-1])
@@ -117,7 +118,7 @@ class StepMonitor:
             self._tracking_context.close()
 
     def report_memory(self, step: int) -> None:
-        """Report the ledger's observations of the step, if the ledger tracked it."""
+        """Report the memory that the ledger observed in the step, if it tracked the step."""
         self._is_in_step = False
         if self._is_tracked:
             readings = self._strategy.ledger.devices()
@@ -132,7 +133,7 @@ class StepMonitor:
     def on_batch(self, batch: Batch) -> None:
         """Handle the step's next batch; start tracking if no tracked batch covers its shapes.
 
-        Microsteps that ran untracked before this batch were covered by tracked ones.
+        The step's earlier microsteps that ran untracked have shapes that tracked batches cover.
         """
         if not self._strategy.ledger.can_track:
             return
@@ -146,7 +147,7 @@ class StepMonitor:
             self._tracked_batches.add(shape)
 
     def end_step(self) -> None:
-        """End the step; its spans become known now or later."""
+        """End the step; the times of its spans become known now or later."""
         self._spans.end_step()
         if self._spans.is_waiting:
             self.write_spans(wait=False)
@@ -250,7 +251,7 @@ class StepMonitor:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:
-        """Report the bytes that the strategy sends and the facts about its pipeline."""
+        """Report the bytes that the strategy sends, its sync times, and its pipeline metrics."""
         facts = self._strategy.facts
         sent, times, pipeline = facts.sent_bytes(), facts.sync_times(), facts.pipeline()
         if sent is not None:

@@ -1,8 +1,8 @@
 """Report why a run's final weights will differ from those of one device, before its first step and in plans.
 
 Each device and each microstep processes only a part of what one device processes at once. Sums of losses and
-gradients do not depend on that. Operations across samples do (a batch norm's statistics, a router's balance
-inside a loss), and so do random numbers. "One device" also splits the batch into microsteps
+gradients do not depend on this. Operations across samples do (a batch norm's statistics, the balancing of a
+router inside a loss), and so do random numbers. One device, too, splits the batch into microsteps
 (train.accumulate). Read assembly.py before.
 """
 
@@ -23,7 +23,7 @@ from rankdeck.training.workload import Workload
 def has_batch_norm(model: nn.Module) -> bool:
     """Put the model in training mode and check for a batch norm that normalizes over the batch.
 
-    A frozen batch norm does not: it stays in eval mode and has running statistics.
+    A frozen batch norm does not count: it stays in eval mode and has running statistics.
     """
     model.train()
     return any(
@@ -54,7 +54,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
-    """Return the differences that are known once the model is built."""
+    """Return notes on the differences from one device that are known once the model is built."""
     if strategy.owns_optimizer_step:  # stale weights never equal one device's
         return []
     notes = []
@@ -87,8 +87,8 @@ def dropout_note() -> Problem:
 
 
 def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
-    """Return the note about a loss that does not add up over microsteps, which becomes known only during
-    steps."""
+    """Return the note about a loss that does not add up over microsteps, which is detected only during
+    training steps."""
     trouble = workload.loss.mismatch()
     if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
         return None

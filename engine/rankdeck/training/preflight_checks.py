@@ -1,7 +1,7 @@
 """Check gradients, optimizer and hooks once the model is built, before the first step.
 
-A run is refused for gradients that its strategy cannot send, an optimizer that it cannot split, or hooks that
-it would lose. Read assembly.py before.
+A run is refused for gradients that its strategy cannot send, an optimizer that does not work on split
+weights, or hooks that would be lost. Read assembly.py before.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _is_per_weight(
 
 
 def _try_shards_without_values(build: MakeOptimizer, local_weights: Sequence[TrialWeight], use: str) -> None:
-    """Step trial weights in a plan, where no values can be compared and an optimizer may fail because there
-    are none.
+    """Step trial weights in a plan, where there are no values to compare, and an optimizer may fail for lack
+    of them.
 
     Raises: ConfigError if torch cannot place an operation's result.
     """
@@ -173,7 +173,7 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Step the chosen weights; return them, and for each of their elements the total distance that it moved.
+    """Step the chosen weights; return them, and the total distance that each of their elements moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """
@@ -299,7 +299,7 @@ def check_gradient_hooks(
 
 
 def _is_additive(run: Callable[[Tensor], Tensor | None], like: Tensor, *, is_repeated: bool) -> bool:
-    """Check whether a hook's results for two summands of a gradient add up to its result for their sum."""
+    """Check whether a hook's results for two gradients add up to its result for the sum of the gradients."""
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(like.shape, generator=generator).to(like.device, like.dtype) for _ in "ab")
     for scale in _GRADIENT_SCALES:

@@ -26,9 +26,9 @@ _WATCHED_TIMEOUT_S = 86_400.0
 
 
 def join_process_group(device: torch.device, world_size: int, timeout_s: float | None) -> None:
-    """Create the process group; a single rank creates one without any other process.
+    """Create the process group; a single rank creates it without any other process.
 
-    `timeout_s` is None for ranks with a supervisor, which can tell why they wait and ends them itself.
+    `timeout_s` is None for ranks with a supervisor, which can see why they wait and ends them itself.
     """
     alone = world_size == 1
     dist.init_process_group(
@@ -45,7 +45,8 @@ def join_process_group(device: torch.device, world_size: int, timeout_s: float |
 
 
 def extend_group_timeouts() -> None:
-    """Give groups that strategies have made the timeout of the main group, for ranks with a supervisor."""
+    """Set the main group's timeout on the groups that strategies have created, for ranks with a
+    supervisor."""
     set_timeouts(_WATCHED_TIMEOUT_S)
 
 
@@ -55,7 +56,7 @@ def is_multi_host_run(world_size: int) -> bool:
 
 
 def make_consensus(folder: Path, rank: int, world_size: int) -> RankConsensus:
-    """Return the rank consensus: through a folder on one host, through a collective on several."""
+    """Return the rank consensus: ranks on one host use a folder, ranks on several hosts a collective."""
     if not is_multi_host_run(world_size):
         return RankConsensus(folder, rank, lead_steps=0 if world_size == 1 else 1)
     group = dist.new_group(backend="gloo")
@@ -77,8 +78,7 @@ def make_consensus(folder: Path, rank: int, world_size: int) -> RankConsensus:
 
 
 def register_stack_signal() -> None:
-    """Make SIGUSR1 rewrite the recorded collectives, if SIGUSR1 was registered for stacks when the rank
-    started."""
+    """Make SIGUSR1 also rewrite the file of recorded collectives, if the rank dumps stacks on SIGUSR1."""
     if not os.environ.get(STACKS_ENV):
         return
     read_end, write_end = os.pipe2(os.O_CLOEXEC)

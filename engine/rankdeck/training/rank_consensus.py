@@ -1,10 +1,10 @@
 """Let all ranks agree on the step at which they save a checkpoint, or stop, on request.
 
-Ranks must act at the same step, or some ranks wait for others that have left. This needs no collective: rank
-0 writes the step, slightly in advance, into a small file in the run directory, and every rank reads it
-between two steps. Ranks cannot be more than `lead_steps` ahead of rank 0, because each step waits for all
-ranks. The file is read, not mapped: on some file systems a mapping does not show what was written. A single
-rank keeps the step in memory.
+All ranks must act at the same step; otherwise some would wait for others that have left. This needs no
+collective: rank 0 writes the step, slightly in advance, into a small file in the run directory, and every
+rank reads the file between two steps. No rank can be more than `lead_steps` ahead of rank 0, because each
+step waits for all ranks. The file is read, not mapped: on some file systems a mapping does not show what was
+written. A single rank keeps the step in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ STOP = "stop"
 SAVING_FILE = "saving"
 _ACTIONS = (SAVE, STOP)
 _STEPS_FORMAT = struct.Struct("<qq")
-"""The step of each of `_ACTIONS`; 0 is none."""
+"""The step at which each of `_ACTIONS` is due; 0 means that it is not due."""
 _POLL_INTERVAL_S = 0.05
 """Seconds between two checks for a request."""
 _SYNC_INTERVAL_S, _MAX_SYNC_GAP = 0.5, 10_000
-"""Seconds, and the maximum of steps, between two syncs of ranks on several hosts."""
+"""Seconds between two syncs of ranks on several hosts, and the maximum number of steps between them."""
 
 
 class RankConsensus:
@@ -60,7 +60,7 @@ class RankConsensus:
         return dict(zip(_ACTIONS, _STEPS_FORMAT.unpack(data), strict=True)) if any(data) else {}
 
     def _write_steps(self, steps: dict[str, int]) -> None:
-        """Write the steps in one call over bytes that exist already: a reader never sees half of them, and a
+        """Overwrite the steps in the file with a single write: a reader never sees a partial update, and a
         full disk does no harm."""
         if self._file is None:
             self._local_steps = steps
@@ -68,21 +68,22 @@ class RankConsensus:
         os.pwrite(self._file, _STEPS_FORMAT.pack(*(steps.get(what, 0) for what in _ACTIONS)), 0)
 
     def propose(self, what: str, step: int) -> None:
-        """Set the step of an action; called on rank 0, after `step` has ended. Only the first proposal
-        counts."""
+        """Schedule an action shortly after `step`; called on rank 0 once `step` has ended. Only the first
+        proposal counts."""
         assert self._rank == 0
         steps = self._read_steps()
         if not steps.get(what):
             self._write_steps(steps | {what: step + self._lead_steps})
 
     def due_actions(self, step: int) -> set[str]:
-        """Return the actions due after `step`, which has just ended; the same on every rank."""
+        """Return the actions that are due after `step`, which has just ended; all ranks get the same
+        result."""
         return {what for what, at in self._read_steps().items() if 0 < at <= step}
 
     @contextlib.contextmanager
     def saving_marker(self) -> Iterator[None]:
-        """Mark that rank 0 is writing a checkpoint; the supervisor waits until it is done before ending the
-        run (../launch/save_watch.py)."""
+        """Mark that rank 0 is writing a checkpoint; the supervisor waits for the end of the write before it
+        ends the run (../launch/save_watch.py)."""
         sign = self._folder / SAVING_FILE
         with contextlib.suppress(OSError):
             sign.touch()
@@ -117,9 +118,9 @@ class RankConsensus:
 class MultiHostConsensus(RankConsensus):
     """Consensus of ranks on several hosts, which share no folder.
 
-    About every half second the ranks sync with an all-reduce: an action that any rank wants is due on all of
-    them at once. `meet` returns the element-wise maximum across ranks. Each sync also sets the step of the
-    next one.
+    About every half second the ranks sync with an all-reduce: an action that any rank requests is due on all
+    ranks at once. `meet` returns the element-wise maximum across ranks. Each sync also sets the step of the
+    next sync.
     """
 
     def __init__(self, folder: Path, rank: int, meet: Callable[[list[int]], list[int]]) -> None:

@@ -2,8 +2,8 @@
 
 Steps are collected and written as columns, at most 50 ms after the first of them, so that a step costs the
 loop a microsecond. A GPU's losses stay on the GPU until then: one copy moves the losses of all collected
-steps to the CPU, and they are written once the copy has finished. There is no collective: each rank reports
-its own sum and count, and readers add them.
+steps to the CPU, and they are written once the copy has finished. No collective is used: each rank reports
+its own sum and count, and readers add them up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StepFacts:
 
 
 class _StepColumns:
-    """Columns of several steps for one event; a GPU's numbers are copied to pinned memory, one column at a
+    """Columns of several steps for one event; numbers on a GPU are copied to pinned memory, one column at a
     time."""
 
     def __init__(self, steps: list[StepFacts]) -> None:
@@ -75,7 +75,7 @@ class _StepColumns:
         return self._copy_event is None or self._copy_event.query()
 
     def event(self, rank: int) -> events.Steps:
-        """Return the event, after waiting for copies that have not finished."""
+        """Return the event; wait for unfinished copies first."""
         if self._copy_event is not None:
             self._copy_event.synchronize()
         return events.Steps(
@@ -105,8 +105,8 @@ def _to_floats(column: Any) -> Any:
 class StepReporter:
     """Reporter that collects steps and writes them as columns.
 
-    `add` and `flush` return (step, loss) of the first step that has since become known and whose loss is not
-    finite; None if there is none.
+    `add` and `flush` return (step, loss) of the first newly known step whose loss is not finite; None if
+    there is no such step.
     """
 
     def __init__(self, writer: EventWriter, rank: int, device: torch.device) -> None:
@@ -159,7 +159,8 @@ class StepReporter:
 
 
 class UtilizationMeter:
-    """Meter of how busy each virtual device of a rank is: its thread's CPU time divided by wall time.
+    """Meter that measures how busy each virtual device of a rank is: its thread's CPU time divided by wall
+    time.
 
     It reports at most once per `SAMPLE_INTERVAL_S`. The run's sampler measures ranks with a single device.
     """
@@ -177,7 +178,8 @@ class UtilizationMeter:
     def report(self, busy_s: list[float] | None) -> None:
         """Report utilization since the last call.
 
-        `busy_s` is the CPU seconds so far per device, None if threads cannot be distinguished.
+        `busy_s` is the CPU time of each device so far, in seconds; None if devices do not have their own
+        threads.
         """
         if busy_s is None:
             return
@@ -211,8 +213,8 @@ def logging_disabled() -> Iterator[None]:
 
 
 class StepLog:
-    """One rank's log of user metrics. Several threads may log: one per device in a rank that drives all
-    devices."""
+    """One rank's log of user metrics. Several threads can log at once: one per device if a rank drives
+    several devices."""
 
     def __init__(self, writer: EventWriter, rank: int) -> None:
         self._writer, self._rank = writer, rank

@@ -1,19 +1,20 @@
-"""Choose the steps that are sampled: tracked by the memory ledger, or recorded with their devices' phases.
+"""Choose the steps to sample: those tracked by the memory ledger, and those whose device phases are recorded.
 
 The ledger tracks from construction through step 3, because some storages are created only then (optimizer
 state in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a
 batch that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait
-until the budget has made up for it. All other samples are taken every half second, or second, or two, so that
-they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
+until the budget has made up for it. All other samples are taken every half second, second, or two seconds, so
+that they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
 
-Costs are CPU time, which other load on the machine does not change: on a busy machine steps took 0.5 to 1.0 s
-and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Untracked steps are always interspersed, however cheap
-tracking seems, so that it is compared with recent steps.
+Costs are measured in CPU time, which other load on the machine does not change: on a busy machine steps took
+0.5 to 1.0 s and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Untracked steps are always interspersed,
+however cheap tracking seems, so that its cost is measured against recent steps.
 
 Ranks that wait for each other also pay for each other's samples. They need no messages to sample the same
-steps: each rank counts the time of its steps from the same step on, and samples when that time passes a
-multiple of the interval; fast steps only at multiples of a power of two. If two ranks disagree about the
-interval, the rank with the shorter one also samples at the other's steps. Read monitor.py next.
+steps: each rank adds up the time of its steps, starting at the same step, and samples when the sum passes a
+multiple of the interval; if steps are fast, only at step numbers that are multiples of a power of two. If two
+ranks disagree about the interval, the rank with the shorter interval also samples at the other rank's steps.
+Read monitor.py next.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MIN_INTERVAL_S = 0.5
 """Minimum step time between two samples."""
 MIN_PLAIN_STEPS = 5
 MAX_CONSECUTIVE = 3
-"""Maximum of tracked steps in a row; the next one is plain."""
+"""Maximum number of tracked steps in a row; the next step is not tracked."""
 _HISTORY_LENGTH = 15
 _STEPS_PER_INTERVAL = 8
 
@@ -54,9 +55,9 @@ class _SampleSchedule:
         return self.elapsed_s >= self._next_s and step % self._stride == 0
 
     def schedule_next(self, last_s: float, *, apart_s: float, earliest_s: float = 0.0) -> None:
-        """Schedule the sample after the one at `last_s`.
+        """Schedule the sample that follows the one at `last_s`.
 
-        It is due at a multiple of an interval of at least `apart_s`, and not before `earliest_s`.
+        The new sample is due at a multiple of an interval of at least `apart_s`, and not before `earliest_s`.
         """
         # Powers of two, so that the samples of a longer interval are also due on ranks with a shorter one.
         interval_s = MIN_INTERVAL_S * 2 ** math.ceil(math.log2(max(1.0, apart_s / MIN_INTERVAL_S)))
@@ -70,20 +71,21 @@ class _SampleSchedule:
 
 
 class SamplingBudget:
-    """Budget that decides for each step, from earlier steps' times, whether the ledger tracks it. It reads no
-    clock.
+    """Budget that decides, from earlier steps' times, whether the ledger tracks a step. It never reads a
+    clock itself.
 
-    `budget` is the share of the run's step time that tracking may cost; with `always` every step is tracked.
+    `budget` is the share of the run's step time that tracking is allowed to cost; with `always` every step is
+    tracked.
     """
 
     def __init__(self, *, budget: float = TRACKING_SHARE, always: bool = False) -> None:
         self.always_until_step = NUM_ALWAYS_TRACKED
-        """The last of the first steps, which are all tracked; a later one if a pipeline has to fill first."""
+        """Last of the first steps, which are all tracked; higher if a pipeline has to fill first."""
         self._budget = budget
         self._always = always
         self._schedule = _SampleSchedule()
         self._paid_until_s = 0.0
-        """The step time that past samples have used up."""
+        """The step time that is already spent on past samples."""
         self._num_consecutive = 0
         self._first_tracked_cpu_s = math.inf
         self._tracked_cpu_s: deque[float] = deque(maxlen=_HISTORY_LENGTH)
@@ -106,7 +108,8 @@ class SamplingBudget:
         return self._num_consecutive < MAX_CONSECUTIVE and self._schedule.is_due(step) and self.can_afford()
 
     def can_afford(self) -> bool:
-        """Check whether the budget covers one more tracked step, as a batch with new shapes needs."""
+        """Check whether the budget covers one more tracked step, such as a step whose batch has new
+        shapes."""
         cost_s = self._sample_cost_s()
         return cost_s is not None and self._schedule.elapsed_s >= self._paid_until_s + cost_s
 
@@ -121,8 +124,8 @@ class SamplingBudget:
     ) -> None:
         """Record a step's wall and CPU time. Call it once for each step, in order.
 
-        A step that is not `is_typical` was tracked because of its batch. Such a batch takes a different time,
-        so the step does not show the cost of tracking.
+        A step is not `is_typical` if it was tracked because of its batch. Such a batch takes a different
+        time, so the step does not show the cost of tracking.
         """
         cpu_s = step_s if cpu_s is None else cpu_s
         self._num_consecutive = self._num_consecutive + 1 if is_tracked else 0

@@ -2,8 +2,8 @@
 
 The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
 reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. A dry run
-after the first step finds state that no file can hold. If a later save fails for a reason other than the
-disk, the run continues to its end and then fails. Read loop.py next.
+after the first step finds state that cannot be saved in any file. If a later save fails for a reason other
+than the disk, the run continues to its end and then fails. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
 
 @dataclass
 class Saver:
-    """One rank's part in saving.
+    """Saving on one rank.
 
-    `save_interval` is 0 without regular checkpoints; `resume_from` is the checkpoint from which the run
-    resumes.
+    `save_interval` is 0 if there are no regular checkpoints; `resume_from` is the checkpoint from which the
+    run resumes.
     """
 
     store: CheckpointStore
@@ -109,7 +109,7 @@ class Saver:
         """Make a trial save of the state after `step`, with one number per tensor, and delete it.
 
         Raises:
-            CheckpointError: weights, or the state of a run that wants checkpoints, can never be saved.
+            CheckpointError: the weights, or the state of a run with regular checkpoints, can never be saved.
         """
         check_weights_file(self._state.module)
         try:
@@ -179,8 +179,8 @@ class Saver:
             raise StopRequested
 
     def raise_save_error(self) -> None:
-        """Raise the last save's error. Raises: CheckpointError if that save failed for a reason other than
-        the disk."""
+        """Raise the error of the last save, if there is one. Raises: CheckpointError if that save failed for
+        a reason other than the disk."""
         if self._last_error is not None:
             raise self._last_error
 
@@ -210,7 +210,8 @@ class Saver:
 def newest_checkpoint(
     folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint that rank 0 finds, or that all host leaders find together.
+    """Return the newest intact checkpoint that rank 0 finds, or the newest that the leaders of all hosts find
+    together.
 
     Newer checkpoints that are damaged are reported.
     """

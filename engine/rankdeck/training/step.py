@@ -28,7 +28,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class TrainComponents:
-    """The parts of a run that steps change and a checkpoint saves."""
+    """The components of a run that steps change and that a checkpoint saves."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -45,8 +45,8 @@ def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> 
 class OptimizerStep:
     """The optimizer steps of a run.
 
-    `check_loss(step, sum)` raises for a loss that is not finite, before weights change; a GPU's loss is not
-    known by then. `on_batch` is called with each batch before its use.
+    `check_loss(step, sum)` raises for a loss that is not finite, before weights change; a loss on a GPU is
+    not known by then. `on_batch` is called with each batch before the batch is used.
     """
 
     def __init__(
@@ -181,10 +181,10 @@ class OptimizerStep:
         return counts
 
     def _normalize_gradients(self, count: Tensor) -> None:
-        """Turn gradients of sum/global_batch into gradients of sum/count. If there are no targets they become
+        """Turn gradients of sum/global_batch into gradients of sum/count. Without targets, gradients become
         0.
 
-        A count can be a sum of weights, and so be below 1.
+        A count can be a sum of weights, and can therefore be below 1.
         """
         factor = self._train.global_batch / torch.where(count > 0, count, 1.0)
         gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]
@@ -206,7 +206,7 @@ _STATE_NAME = "loss-scaling"
 
 
 class LossScaling:
-    """Loss scaling of one optimizer; `is_on` only with fp16."""
+    """Loss scaling for one optimizer; `is_on` is True only with fp16."""
 
     def __init__(self, device: torch.device, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -214,7 +214,7 @@ class LossScaling:
         self._scaler = torch.amp.GradScaler(device.type, enabled=is_on)
 
     def scale_factor(self, factor: float) -> float | Tensor:
-        """Return a loss sum's factor times the loss scale, without waiting for the GPU."""
+        """Return `factor` times the loss scale, without waiting for the GPU."""
         if not self.is_on:
             return factor
         scaled: Tensor = self._scaler.scale(torch.full((), factor, device=self._device))
@@ -222,7 +222,8 @@ class LossScaling:
 
     @property
     def current_scale(self) -> Tensor | None:
-        """This step's scale, kept on the device so that no code has to wait for it. None without scaling."""
+        """This step's loss scale, kept on the device so that no code has to wait for it; None without loss
+        scaling."""
         if not self.is_on:
             return None
         scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
@@ -249,7 +250,7 @@ class LossScaling:
         return {_STATE_NAME: torch.tensor(values, dtype=torch.float64)}
 
     def pop_state(self, states: dict[str, Tensor]) -> None:
-        """Remove the state that `state` returned from `states`, if it is there, and restore it."""
+        """Remove the loss scaler's state from `states`, if present, and restore the scaler from it."""
         saved = states.pop(_STATE_NAME, None)
         if self.is_on and saved is not None:
             scale, tracker = saved.tolist()

@@ -1,8 +1,8 @@
-"""Make tensors like the run's weights, and gradients for them, to test an optimizer (see
+"""Make tensors like the run's weights, and gradients for these tensors, to test an optimizer (see
 preflight_checks.py).
 
-The tensors represent all weights of the model in the model's order, including those of other ranks. This
-rank's weights are sharded as in the rank's module.
+The tensors represent all weights of the model in the model's order, including those of other ranks. The
+tensors for this rank's weights are sharded like the weights in the rank's module.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from rankdeck.torch_compat.modules import parameter_names
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 _MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
-"""Maximum elements of all trial weights, and maximum side of those that are cut down.
+"""Maximum number of elements of all trial weights in full size, and maximum side of the other trial weights.
 
-Optimizers often treat matrices of 128 and more differently.
+Optimizers often treat matrices with sides of 128 and more differently.
 """
 _MAX_WEIGHTS = 64
-"""With more weights, the first and the last of each kind represent it."""
+"""Above this number of weights, only the first and the last weight of each kind are tried."""
 _SPIKE_FACTOR = 30.0
-"""Norm of a spike, in norms of a step's gradients."""
+"""Norm of a spike as a multiple of the norm of a step's gradients."""
 _TOLERANCE, _FP64_TOLERANCE = 1e-4, 1e-7
-"""Tolerances relative to the change by the steps: rounding is far below, 16-bit arithmetic above."""
+"""Tolerances relative to how far the steps move a weight: rounding errors are far smaller, those of 16-bit
+arithmetic larger."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ModelWeights:
         return any(weight.is_sparse for weight in self.weights)
 
     def broadcast_statistics(self) -> ModelWeights:
-        """Return a copy with the means and standard deviations from rank 0, which may be the only rank whose
+        """Return a copy with rank 0's means and standard deviations; rank 0 may be the only rank whose
         weights have values. All ranks must call this."""
         shared = run_on_rank_0(lambda: [(weight.mean, weight.std) for weight in self.weights])
         pairs = zip(self.weights, shared or (), strict=True)
@@ -171,7 +172,7 @@ def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list
 
 
 class TrialWeight:
-    """A tensor like one of the model's weights, both in full and as this rank's shard."""
+    """A tensor like one of the model's weights, available in full and as this rank's shard."""
 
     def __init__(
         self,
@@ -229,12 +230,12 @@ class TrialWeight:
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
         """Check whether this rank's shard after the steps differs from the same shard of the full weight
-        `expected`, whose numbers moved by `path`."""
+        `expected`; `path` is the distance that each of its elements moved."""
         cut = [local_part(self._shard(tensor)) for tensor in (expected, path, self.initial)]
         return _values_differ(local_part(stepped), *cut)
 
     def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check whether the full weight differs, in the same way as `local_differs`."""
+        """Check whether the full weight differs from `expected`, in the same way as `local_differs`."""
         return _values_differ(stepped, expected, path, self.initial)
 
 

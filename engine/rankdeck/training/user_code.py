@@ -35,14 +35,14 @@ ErrorClass = type[RankdeckError]
 
 
 def is_user_code(use: str) -> bool:
-    """Check whether a `use` names the user's code rather than an entry of the catalogue."""
+    """Check whether `use` names the user's code rather than an entry of the catalogue."""
     return ":" in use
 
 
 def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module:
-    """Return the model made by calling the factory `target` with `args`.
+    """Return the model that the factory `target` makes from `args`.
 
-    Raises: ModelError if the factory does not exist, raises, or returns something else.
+    Raises: ModelError if the factory does not exist, raises, or returns something other than a model.
     """
     model = _call_factory(target, args, folder, "model", ModelError)
     if not isinstance(model, nn.Module):
@@ -59,8 +59,8 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
-    """Return the (train, heldout or None) that the factory `target` makes from `args`; a lone data set is
-    train.
+    """Return (train, heldout or None), which the factory `target` makes from `args`; a single data set is
+    used as train.
 
     Raises: DataError if the factory does not exist, raises, or returns something else.
     """
@@ -98,7 +98,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
 
 
 def build_loss(target: str, folder: Path) -> Callable[..., Any]:
-    """Return the target's loss function, `(outputs, targets) -> (sum, count)`.
+    """Return the loss function that `target` names, `(outputs, targets) -> (sum, count)`.
 
     Raises: ConfigError if it does not exist or is not callable.
     """
@@ -106,7 +106,7 @@ def build_loss(target: str, folder: Path) -> Callable[..., Any]:
 
 
 def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
-    """Return the target, a subclass of torch's Optimizer.
+    """Return the subclass of torch's Optimizer that `target` names.
 
     Raises: ConfigError if it does not exist or is something else.
     """
@@ -136,7 +136,7 @@ def _call_factory(
 
 
 def _find_callable(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
-    """Return the target's callable. Raises: `error_class`."""
+    """Return the callable that `target` names. Raises: `error_class`."""
     key = f"{section}.use"
     source, _, name = target.rpartition(":")
     if not source or not name.isidentifier():
@@ -234,7 +234,7 @@ def _import_file(source: str, folder: Path) -> ModuleType:
 
 
 def _add_to_path(folder: Path) -> None:
-    """Put a folder on sys.path right after the standard library, once."""
+    """Put a folder on sys.path right after the standard library, unless it is there already."""
     entry = str(folder.resolve())
     if entry in sys.path:
         return
@@ -303,10 +303,11 @@ _IMPORT_RAISED_AT = tr_noop("{key} = {target!r}: the import raised {error} ({fil
 def user_error(
     error: BaseException, key: str, target: str, error_class: ErrorClass, *, is_import: bool = False
 ) -> RankdeckError:
-    """Return an error for an exception in the user's code, with the file and line of the last frame there.
+    """Return an error for an exception in the user's code, with the file and line of the last frame in that
+    code.
 
-    One of our own errors that passed through that code (for example, from a catalogue model called with bad
-    arguments) is returned unchanged.
+    If the exception is one of our own errors that passed through that code (for example, from a catalogue
+    model called with bad arguments), return it unchanged.
     """
     if isinstance(error, RankdeckError):
         return error

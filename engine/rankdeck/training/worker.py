@@ -1,7 +1,7 @@
 """Run one rank from start to exit.
 
-The supervisor starts it as `python -P -m rankdeck.training.worker`; environment variables name the run, rank
-and heartbeat. The rank writes its reason into its event file, then exits with one of these codes:
+The supervisor starts this module as `python -P -m rankdeck.training.worker`; environment variables name the
+run, rank and heartbeat. The rank writes why it ends into its event file, then exits with one of these codes:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
@@ -135,7 +135,7 @@ def _is_stop_request(error: BaseException) -> bool:
 
 
 def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWriter) -> int:
-    """Write the rank's failure, a candidate for the run's cause; return the exit code."""
+    """Write the rank's failure, which may be the cause of the run's failure; return the exit code."""
     failure = describe_exception(error, rank)
     if not isinstance(error, RankdeckError):
         if phase in CHECK_PHASES:
@@ -241,7 +241,8 @@ class Worker:
     def _verify(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> tuple[list[Problem] | None, ModelAnalysis | None]:
-        """Run the check if needed; return the known differences and the model analysis (None: no check)."""
+        """Run the check if needed; return the known differences, and the model analysis (None without a
+        check)."""
         config, start = workload.config, None if saver is None else saver.resume_from
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
             return [], None  # resumed under the strategy that was checked at the start
@@ -331,8 +332,8 @@ class Worker:
         )
 
     def _save_final_weights(self, strategy: Strategy, saver: Saver) -> None:
-        """Save the final weights, gathered on rank 0.
-        Raises: RankdeckError if that fails; MachineError if the file is larger than a limit allows."""
+        """Save the final weights, gathered on rank 0. Raises: RankdeckError if that fails; MachineError if
+        the file would exceed a file size limit."""
         from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 
         weights = strategy.weights()
@@ -376,7 +377,7 @@ class Worker:
             traceback.print_exc()  # the out-of-memory error itself is still to be reported
 
     def shut_down(self, *, is_clean: bool) -> None:
-        """Leave the process group cleanly, or after a failure without waiting for other ranks."""
+        """Leave the process group: cleanly if `is_clean`, otherwise without waiting for other ranks."""
         lost = self._writer.num_unreported, self._writer.error_number
         if is_clean:
             self._beat(self.step, finished_phase(*lost))

@@ -1,8 +1,8 @@
 """Build the workload of a RunConfig: model, data, loss, optimizer and schedule.
 
 Strategies play no role here. Model arguments that the configuration omits (classes, vocabulary, channels) are
-inferred from the data's spec, or from the first sample of the user's own data. Data arguments that it omits
-(context) are inferred from the model's arguments. Read loop.py next.
+inferred from the data's spec, or from the first sample of the user's own data. Data arguments that the
+configuration omits (context) are inferred from the model's arguments. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Workload:
 
 
 def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
-    """Add the attributes of torch's constructor, which an optimizer wrapper may not have called."""
+    """Add attributes that torch's Optimizer constructor sets; a wrapper may not have called it."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         vars(optimizer).setdefault("defaults", {})
         # torch's __setstate__ adds the tables that are missing.
@@ -112,9 +112,9 @@ def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
 
 
 def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Group weights by device mesh if they are not all on the same one.
+    """Group weights by device mesh if they are not all on the same mesh.
 
-    torch's multi-tensor kernels (foreach, fused) need weights of one kind.
+    torch's multi-tensor kernels (foreach, fused) require all weights of a group to be on the same mesh.
     """
     groups: dict[Any, list[nn.Parameter]] = {}
     for weight in parameters:
@@ -238,7 +238,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build a configuration's loss. If the model computes it, its target counts are not known yet."""
+    """Build a configuration's loss. If the model computes the loss, its target counts are not known yet."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))

@@ -37,7 +37,7 @@ def verify(
     """Return the inherent differences from one device; None if nothing could be compared.
 
     All ranks of the run call this together, and rank 0 writes the result. Findings about the model are added
-    to `analysis`, for assembly.py.
+    to `analysis`, which assembly.py uses.
 
     Raises: ModelError if the strategy's results differ from one device's.
     """
@@ -126,7 +126,7 @@ _OVERRIDE = tr_noop('To train anyway, set train.verify = "off".')
 
 
 def verified_event(result: CheckResult) -> events.Verified:
-    """Return the event with the result that rank 0 writes."""
+    """Return the event that reports the result; rank 0 writes the event."""
     finding = result.finding
     outcome = "unchecked" if result.skip_reason is not None else "equal"
     if result.skip_reason is None and (finding is not None or result.excluded):
@@ -174,7 +174,7 @@ def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, 
 
 
 def _list_tensors(finding: Discrepancy) -> str:
-    """List the tensors that differ most, each with its difference relative to its change."""
+    """List the tensors that differ most, each with its difference relative to how far the tensor moved."""
     relative: dict[str, float] = {}
     for difference in finding.differences:
         if math.isfinite(difference.relative):

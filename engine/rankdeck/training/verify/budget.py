@@ -1,6 +1,6 @@
 """Limit the check's time to 3 s or 5 % of the run's time, whichever is more, by rank 0's clock.
 
-The run's time is estimated from one device's steps, too low rather than too high. Time in which other
+The run's time is estimated from one device's steps; the estimate errs on the low side. Time in which other
 processes used the processor does not count, because it would prolong the run as well. Read check.py next.
 """
 
@@ -26,7 +26,7 @@ def unpreempted_clock_s() -> float:
 
 
 class CheckBudget:
-    """Time budget that starts when the object is created; without a limit it allows everything."""
+    """Time budget that starts when the object is created; without a limit it allows any amount."""
 
     def __init__(self, *, has_limit: bool) -> None:
         self._started_s = unpreempted_clock_s()
@@ -37,13 +37,13 @@ class CheckBudget:
         return unpreempted_clock_s() - self._started_s
 
     def discard_since(self, spent_s: float) -> None:
-        """Set the time spent back to `spent_s`, so that the time since then does not count."""
+        """Reset the time spent to `spent_s`, so that later time does not count."""
         self._started_s += self.spent_s - spent_s
 
     def extend_for_run(self, run_s: float) -> None:
-        """Extend the limit to a share of the run's time, which is at least `run_s`."""
+        """Extend the limit to a share of `run_s`, the minimum time of the run."""
         self._limit_s = max(self._limit_s, SHARE_OF_RUN * run_s)
 
     def allows(self, seconds: float) -> bool:
-        """Check whether `seconds` are left."""
+        """Check whether at least `seconds` seconds are left."""
         return self.spent_s + seconds <= self._limit_s

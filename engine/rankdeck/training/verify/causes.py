@@ -3,7 +3,7 @@ strategy's splits.
 
     forwards over the strategy's slices, from the batch's first state    differ: the model mixes samples
     losses over these slices                                             differ: the loss does not add up
-    slices in sequence, each from the state after the previous one       equal to the strategy: state
+    slices in sequence, each from the state after the previous slice     equal to the strategy: state
     none of these                                                        the strategy itself: the first
                                                                          difference within a step shows where
 
@@ -23,25 +23,25 @@ from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 Cause = Literal["samples", "loss", "state", "forward", "gradient", "optimizer", "unknown"]
 _BATCH_DEPENDENCES: tuple[tuple[bool, Cause], ...] = ((False, "samples"), (True, "loss"))
 _COMPUTE_ORDER: tuple[Kind, ...] = ("loss", "gradient", "weight")
-"""Order in which a step computes them."""
+"""Order in which a step computes these kinds of values."""
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A cause and the differences that it explains."""
+    """A cause of differences, and the differences that it explains."""
 
     cause: Cause
     differences: tuple[TensorDifference, ...]
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that differ, each once, the largest difference first."""
+        """Names of the tensors that differ, without repetition, the largest difference first."""
         ordered = sorted(self.differences, key=lambda found: (not found.is_missing, -found.relative))
         return list(dict.fromkeys(difference.name for difference in ordered if difference.kind != "loss"))
 
 
 def find_cause(expected: StepResults, computed: StepResults, one_device: OneDevice) -> Discrepancy:
-    """Find why the computed results differ from those expected of one device."""
+    """Find why the computed results differ from the results expected of one device."""
     comparison = one_device.compare(expected, computed)
     steps = comparison.without_kinds("state")
     if steps.is_equal:  # if more differs, state differs for the same cause
@@ -53,7 +53,7 @@ def find_cause(expected: StepResults, computed: StepResults, one_device: OneDevi
 
 
 def _find_step_cause(steps: StepComparison, computed: StepResults, one_device: OneDevice) -> Discrepancy:
-    """Find the cause of different losses, gradients or weights. Raises: OutOfTimeError."""
+    """Find why losses, gradients or weights differ. Raises: OutOfTimeError."""
     has_norms = one_device.scope.norms != "none"
     cause = None if has_norms else _find_batch_dependence(one_device)  # batch norms always depend on it
     if cause is not None:
@@ -67,8 +67,8 @@ def _find_step_cause(steps: StepComparison, computed: StepResults, one_device: O
 
 
 def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
-    """Return which of the model and the loss depends on how a batch is split on one device; the model is
-    tested first."""
+    """Test on one device whether the model, then whether the loss, depends on how a batch is split; return
+    the first that does."""
     unsliced = one_device.full_batches()
     for loss_by_slice, cause in _BATCH_DEPENDENCES:
         sliced = one_device.in_slices(loss_by_slice, whole_state=True)
@@ -78,7 +78,7 @@ def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
 
 
 def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterator[StepComparison]:
-    """Compare with one device's steps over the strategy's slices, in all variants that matter."""
+    """Compare with one device's steps over the strategy's slices, in each variant of state and loss."""
     for whole_state in (False, True):
         for loss_by_slice in (False, True):
             sliced = one_device.in_slices(loss_by_slice, whole_state)
@@ -87,8 +87,8 @@ def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterat
 
 
 def _first_difference(comparison: StepComparison) -> tuple[float, int]:
-    """Return the step of a comparison's first difference, and the position of its kind in the order of
-    computation."""
+    """Return the step of a comparison's first difference, and the position of the difference's kind in the
+    order of computation."""
     return min(
         ((d.step, _COMPUTE_ORDER.index(d.kind)) for d in comparison.differences), default=(math.inf, 0)
     )
@@ -107,7 +107,7 @@ def _cause_in_step(comparison: StepComparison, one_device: OneDevice) -> Cause:
 
 
 def _depends_on_state(one_device: OneDevice) -> bool:
-    """Check whether steps give different results without the state left by earlier steps."""
+    """Check whether steps give different results if the state left by earlier steps is reset."""
     return (
         not one_device.compare(one_device.full_batches(), one_device.without_state())
         .without_kinds("state")

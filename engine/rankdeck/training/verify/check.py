@@ -49,11 +49,11 @@ from rankdeck.training.verify.trial import StrategyTrial
 from rankdeck.training.workload import Workload
 
 _MAX_FULL_BATCH_S = 0.3
-"""Maximum time of two steps over whole batches that are taken instead of smaller ones."""
+"""Time limit for two steps over whole batches; if they take longer, smaller batches are compared."""
 _STRATEGY_TIME_FACTOR = 1.5
 """Time of a step under the strategy, relative to one device's step time divided by the number of devices."""
 _SECOND_CHECK_FACTOR = 1.25
-"""Time of another comparison, relative to the first: one device may have to compute slice by slice."""
+"""Time of a second comparison, relative to the first: one device may have to compute slice by slice."""
 _FIRST_STEP_EXTRA_S = 0.3  # at most, of a process's first step
 _COMPARED_WEIGHTS_PER_S = 5e7
 _MEMORY_SHARE = 0.5
@@ -66,10 +66,10 @@ _HALF_PRECISIONS = ("bf16", "fp16")  # compared in a wider one first, where roun
 class CheckResult:
     """Result of the check. `skip_reason` says why nothing was compared.
 
-    Otherwise `finding` holds the differences from one device (None if there are none), and `max_difference`
-    is the largest difference of any weight after `num_steps` steps, for a model with at most `max_layers`
-    layers of a kind. `uses_random`: the model or the optimizer draws random numbers, which were fixed for the
-    comparison.
+    If something was compared, `finding` holds the differences from one device (None if there are none), and
+    `max_difference` is the largest difference of any weight after `num_steps` steps, for a model with at most
+    `max_layers` layers of a kind. `uses_random`: the model or the optimizer draws random numbers, which were
+    fixed for the comparison.
     """
 
     finding: Discrepancy | None = None
@@ -96,7 +96,7 @@ class _ScopeChoice:
 
 
 class _TooLargeError(CheckStopError):
-    """The model does not fit in memory, or takes too long."""
+    """The model does not fit in memory, or its steps take too long."""
 
     def __init__(self, reason: Phrase) -> None:
         super().__init__(reason)
@@ -131,7 +131,7 @@ class EqualityCheck:
         self._started_s = time.perf_counter()
 
     def run(self) -> CheckResult:
-        """Run the check on all ranks together. Raises: RankdeckError if the strategy refuses."""
+        """Run the check on all ranks together. Raises: RankdeckError if the strategy refuses the workload."""
         with preserve_random_states():
             try:
                 result = self._run_checks()
@@ -343,7 +343,7 @@ class EqualityCheck:
         )
 
     def _time_limit_text(self, chosen: _ScopeChoice) -> Phrase | None:
-        """Return why no time is left for a step after building the strategy; None if there is time."""
+        """Return why there is no time left for a step after the strategy is built; None if there is time."""
         self._built_s = self._budget.spent_s
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
@@ -356,11 +356,11 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """Return one device's steps, with batch norms treated as in the first comparison."""
+        """Return the results of one device's steps, with batch norms treated as in the first comparison."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:
-        """Check whether there is time for a second step, and one device took a second step too."""
+        """Check whether one device took a second step, and there is time for the strategy to take one too."""
         has_both = len(self._reference_results(chosen).losses) == NUM_STEPS
         took_s = self._budget.spent_s - self._built_s
         return has_both and self._budget.allows(min(took_s, self._step_s(chosen)) + self._compare_s)
@@ -394,7 +394,7 @@ class EqualityCheck:
         return CheckResult(finding, max_difference=largest, uses_random=self._draws.has_drawn)
 
     def _expected_results(self, one_device: OneDevice) -> StepResults | None:
-        """Return what the strategy should compute; None if one device cannot compute it."""
+        """Return the results that the strategy should compute; None if one device cannot compute them."""
         with contextlib.suppress(OutOfTimeError):
             return one_device.expected()
         return None

@@ -1,9 +1,9 @@
 """Decide whether an exception is caused by the check, or is the run's own failure.
 
 The check runs the user's code as the run never does: with few samples, in another precision, on one device.
-An exception with such a cause recurs in a second try, and then nothing can be compared. An exception that
-does not recur could have occurred in any step of the run, so it ends the run during the check too. Read
-check.py next.
+An exception that this causes recurs in a second try, and then nothing can be compared. An exception that does
+not recur could have occurred in any step of the run, so it ends the run during the check too. Read check.py
+next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Value = TypeVar("Value")
 
 
 class CheckStopError(Exception):
-    """Raised by the check itself to stop."""
+    """Raised by the check itself to stop the comparison."""
 
 
 class UncheckableError(Exception):
-    """The user's code always raises `error` when it runs as in the check."""
+    """The user's code always raises `error` when it runs under the conditions of the check."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -33,8 +33,8 @@ class UncheckableError(Exception):
 
 
 def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
-    """Return the result of `compute`. If it raises, the time spent does not count, and `compute` is called
-    once more.
+    """Return the result of `compute`. If it raises, call it once more; the time of the failed call does not
+    count.
 
     Raises: UncheckableError if `compute` raises the same type twice, or if the model does not fit on a
     device; CheckStopError; an exception that `compute` raises only once.

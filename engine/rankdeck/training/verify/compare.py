@@ -3,11 +3,11 @@
 Summing in two different orders gives results that differ by rounding, and an optimizer may amplify the
 difference: Adam turns a gradient that is zero except for rounding into a full-length step. The model itself
 shows the size of this effect: the reference is computed once more from weights changed by one rounding, and
-tensors may differ by some multiples of the resulting change. This is measured only if the narrow bounds of
-fp64 do not hold.
+tensors may differ by a multiple of the resulting change. This is measured only if tensors exceed the narrow
+bounds of fp64.
 
-In fp32 and below, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the
-second step follows from the first one's noise, so only the first step's losses and gradients are compared.
+In fp32 and below, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the first
+step's rounding noise dominates the second step, so only the first step's losses and gradients are compared.
 Read causes.py next.
 """
 
@@ -23,29 +23,28 @@ from torch import Tensor, nn
 
 Kind = Literal["loss", "gradient", "weight", "state"]
 _CHANGE_TOLERANCE = 1e-9
-"""Tolerance relative to a tensor's change by two steps."""
+"""Tolerance relative to how far two steps move a tensor."""
 _MAX_ROUNDINGS = 64
-"""Tolerance in roundings of the tensor's largest number."""
+"""Tolerance as a multiple of one rounding of the tensor's largest number."""
 _NOISE_FACTOR = 30.0
-"""Tolerance relative to the effect of one rounding of all weights."""
+"""Tolerance as a multiple of the effect that one rounding of all weights has."""
 ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
-"""Relative change of weights that shows the effect of rounding. Models may round to fp32 even in an fp64 run.
-"""
+"""Relative change of weights that counts as one rounding. Models may round to fp32 even in an fp64 run."""
 _NORM_TOLERANCE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Tolerance relative to the norm of a tensor's change. Smaller differences do not count, whatever single
 numbers show."""
 _RANK_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-"""Tolerance between ranks that hold the same tensor, relative to its norm."""
+"""Tolerance between ranks that hold the same tensor, relative to the tensor's norm."""
 _HALF_PRECISIONS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """A tensor or loss that differs after step `step` (from 1); the largest difference of an element is
-    `max_difference`.
+    """A tensor or loss that differs after step `step` (from 1); `max_difference` is the largest difference of
+    any element.
 
-    `relative` is the difference relative to the tensor's change. `is_missing`: only one side has this
-    gradient or tensor.
+    `relative` is the difference relative to the tensor's change. `is_missing`: only one of the two results
+    has this gradient or tensor.
     """
 
     kind: Kind
@@ -62,8 +61,9 @@ class StepComparison:
 
     `differences` are in the order in which a step computes the tensors; `max_difference` is the largest
     absolute difference of any weight over all steps. `steps_with_other_loss` are steps whose losses differ by
-    more than one rounding, `one_sided` the gradients, by step and name, that only one side has. Neither is a
-    difference by itself, but both help to locate the origin of the differences.
+    more than one rounding; `one_sided` lists the gradients, by step and name, that only one of the two
+    results has. Neither counts as a difference by itself, but both help to locate the origin of the
+    differences.
     """
 
     differences: tuple[TensorDifference, ...]
@@ -86,7 +86,7 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class Noise:
-    """Results of the same steps, computed twice from weights that differ by one rounding of `precision`."""
+    """Results of the same steps from two sets of weights that differ by one rounding of `precision`."""
 
     first: StepResults
     second: StepResults
@@ -118,8 +118,8 @@ class Noise:
 
 
 def decisive_step(precision: str, num_steps: int) -> int:
-    """Return the index of the step whose gradients are compared first; errors of earlier steps show in this
-    step too."""
+    """Return the index of the step whose gradients are compared first; errors of earlier steps also show in
+    this step."""
     return 0 if precision in _HALF_PRECISIONS else num_steps - 1
 
 
@@ -132,8 +132,8 @@ def compare(
 ) -> StepComparison:
     """Compare the tensors that `computed` holds with `expected`.
 
-    `parameters` names the weights; all other tensors are state. `measure` is called only if the narrow bounds
-    do not hold.
+    `parameters` names the weights; all other tensors are state. `measure` is called only if tensors exceed
+    the narrow bounds.
     """
     comparing = _Comparer(expected, computed, parameters, precision, measure)
     num_steps = min(len(expected.losses), len(computed.losses))
@@ -158,7 +158,7 @@ def compare(
 
 
 class _Comparer:
-    """Collector of differences and of the largest difference of a weight."""
+    """Collector of differences, which also tracks the largest difference of a weight."""
 
     def __init__(
         self,
@@ -198,7 +198,8 @@ class _Comparer:
                     self.differences.append(TensorDifference(kind, index + 1, name, math.inf, apart))
 
     def compare_gradients(self, index: int) -> None:
-        """Compare gradients. A missing gradient counts as zeros; the weights show whether this matters."""
+        """Compare gradients. A missing gradient counts as zeros; the comparison of weights shows whether it
+        matters."""
         for name, gradient in self._expected.gradients[index].items():
             other = self._computed.gradients[index].get(name)
             like = other if gradient is None else gradient
@@ -223,8 +224,8 @@ class _Comparer:
                 self._add("gradient", index, name, difference, size, gradient is None or other is None)
 
     def compare_tensors(self, index: int) -> None:
-        """Compare weights after every step, and state only after the last: strategies synchronize state for
-        saving and evaluation."""
+        """Compare weights after every step, and state only after the last step: strategies synchronize state
+        only for saving and evaluation."""
         is_last = index + 1 == len(self._computed.losses)
         for name, expected in self._expected.after[index].items():
             kind: Kind = "weight" if name in self._parameters else "state"
@@ -235,7 +236,7 @@ class _Comparer:
                 self._compare_tensor(kind, index, name, expected, got)
 
     def record_max_difference(self) -> None:
-        """Record the largest difference of weights that are not compared."""
+        """Record the largest difference of weights, for a precision in which weights are not compared."""
         for index, after in self._computed.after.items():
             for name in self._parameters & after.keys():
                 self.max_difference = max(
@@ -265,8 +266,8 @@ class _Comparer:
             self._add(kind, index, name, difference, change)
 
     def _rounding_mask(self, index: int, name: str) -> Tensor | None:
-        """Mark the elements of a weight whose gradient was zero except for rounding: the optimizer's result
-        for such elements is random."""
+        """Return a mask of the elements of a weight whose gradient was zero except for rounding: the
+        optimizer's result for these elements is random."""
         mask: Tensor | None = None
         for step in range(index + 1):
             gradients = [
@@ -295,14 +296,14 @@ def _zero_bound(gradients: Mapping[str, Tensor | None]) -> float:
 
 
 def _rounding_bound(tensor: Tensor) -> float:
-    """Return a bound for the difference that summing in another order can cause in a tensor."""
+    """Return a bound for the difference in a tensor that summing in another order can cause."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
     return float(_MAX_ROUNDINGS * torch.finfo(tensor.dtype).eps * _max_abs(tensor))
 
 
 def _max_abs_difference(tensor: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference; infinite if only one side is NaN."""
+    """Return the largest absolute difference; infinite if only one of the two elements is NaN."""
     if not tensor.numel():
         return 0.0
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
@@ -334,8 +335,8 @@ def _norm(tensor: Tensor) -> float:
 
 
 def make_perturbation(precision: str) -> Callable[[nn.Module], None]:
-    """Return a function that changes every weight by about one rounding; a fixed seed decides between up and
-    down."""
+    """Return a function that moves every weight up or down by about one rounding, with a fixed random
+    seed."""
     relative = ROUNDING[precision]
 
     @torch.no_grad()
@@ -384,7 +385,7 @@ class StepResults:
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
-    """Copy tensors to the CPU; one copy for each tensor, even if it has several names."""
+    """Copy tensors to the CPU; a tensor with several names is copied only once."""
     copies: dict[int, Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in copies:

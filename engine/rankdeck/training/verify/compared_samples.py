@@ -1,10 +1,10 @@
 """Read the samples for the comparison.
 
 Each rank reads its own samples, unless the data gives different samples when read again: then rank 0 reads
-for all, and each rank gets its slices of the batches that rank 0 has read. Such data draws from a source that
-no seed controls (../../data/randomness.py). With two readings the strategy would differ from one device, and
-one device even from itself. That second difference serves as the measure of rounding, so a broken strategy
-would not stand out. Read one_device.py and trial.py next.
+for all ranks, and each rank gets its slices of rank 0's batches. Such data draws from a source that no seed
+controls (../../data/randomness.py). If it were read twice, the strategy would differ from one device, and one
+device would differ even from itself. That second difference serves as the measure of rounding, so a broken
+strategy would go unnoticed. Read one_device.py and trial.py next.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Shard = tuple[int, int]
 UNREPEATABLE_DATA = phrase(
     "The training data returns different samples when it is read again or split differently."
 )
-"""Reason for no comparison if the difference shows too late, or batches cannot be split."""
+"""Reason to compare nothing, if the samples turn out to differ too late, or if batches cannot be split."""
 _FULL_SHARD = 0, 1
 
 
 class UnrepeatableDataError(CheckStopError):
-    """Raised when samples differ on a second reading, and those of the first reading cannot be used
+    """Raised if a second reading gives different samples, and the samples of the first reading cannot be used
     instead."""
 
 
@@ -48,7 +48,7 @@ class ComparedSamples:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._first: Batches = []
-        """The first reading, until a caller takes it."""
+        """The batches of the first reading, until a caller takes them."""
         self._reference: Batches = []
         self._is_unrepeatable = False
 
@@ -68,7 +68,7 @@ class ComparedSamples:
         return again
 
     def shared_batches(self) -> Batches | None:
-        """Return the batches of which all ranks get slices; None if each rank reads its own samples. Raises:
+        """Return the batches that are sliced for all ranks; None if each rank reads its own samples. Raises:
         UnrepeatableDataError."""
         if not self._reference:
             problems: list[Problem] = []
@@ -91,7 +91,7 @@ def read_batches(
 
 
 def shard_slices(batches: Batches, shard: Shard) -> Batches:
-    """Return copies of a shard's slices of full batches; a model may write to its inputs."""
+    """Return a shard's slices of full batches, as copies, because a model may write to its inputs."""
     return [copy.deepcopy(batch) if shard == _FULL_SHARD else _slice(batch, *shard) for batch in batches]
 
 

@@ -1,8 +1,9 @@
 """Fix random numbers while two steps are compared, so that they do not depend on how a batch is split.
 
-Every draw returns the same number for all elements: a uniform draw a value about a third of the way through
-its range, a normal draw a value near the mean; dropout keeps everything. The computation with these numbers
-is still compared. The note that a run draws different numbers than one device comes from ../parity_notes.py.
+Every draw gives all elements the same number: for a uniform draw, a value about a third of the way through
+its range; for a normal draw, a value near the mean; dropout keeps everything. The computation with these
+numbers is still compared. ../parity_notes.py adds the note that a run draws different numbers than one
+device.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch import Tensor
 from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, call_operation
 
 _Draw = Callable[[tuple[Any, ...], Kwargs], Any]
-"""Replacement of a random operation: takes its arguments, returns its result."""
+"""Replacement of a random operation, with the same arguments and the same kind of result."""
 _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 
 
 class FixedDraws(DispatchMode):
     """Dispatch mode in which random operations return fixed numbers.
 
-    `has_drawn` says whether a random operation was called. `has_missed` says whether a generator was used
-    nevertheless, by an operation outside the table below. With `is_idle` the mode only watches generators,
-    because each intercepted operation costs some microseconds.
+    `has_drawn` says whether a random operation was called. `has_missed` says whether an operation outside the
+    table below used a generator nevertheless. With `is_idle` the mode only watches generators, because
+    intercepting an operation costs some microseconds.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class FixedDraws(DispatchMode):
 
 
 class _WorkerFixedDraws(DispatchMode):
-    """The same mode as `draws`, for a worker thread of the thread that has entered `draws`."""
+    """The mode that replaces `draws` in a worker thread of the thread that has entered `draws`."""
 
     def __init__(self, draws: FixedDraws) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ def _generator_states() -> list[Any]:
 
 
 def _fill_with(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
-    """Return an in-place draw that sets all elements to the result of calling `value` with the draw's
+    """Return an in-place draw that fills the tensor with the result of calling `value` with the draw's
     arguments."""
     return lambda args, kwargs: args[0].fill_(value(kwargs, args[1:]))
 
@@ -114,7 +115,7 @@ def _constant(value: float) -> _Draw:
 
 
 def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """Replace torch.normal, in which mean and deviation may be tensors."""
+    """Replace torch.normal, whose mean and standard deviation can be tensors."""
     mean = args[0] if args else 0.0
     deviation = args[1] if len(args) > 1 else kwargs.get("std", 1.0)
     if not isinstance(mean, Tensor) and not isinstance(deviation, Tensor):
@@ -127,7 +128,7 @@ def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
 
 
 def _bernoulli(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """Return 1 wherever the probability is above 0: nothing is dropped, as with dropout."""
+    """Return 1 wherever the probability is above 0, so that nothing is dropped."""
     rate = args[1] if len(args) > 1 else args[0]
     return (rate > 0).to(args[0].dtype) if isinstance(rate, Tensor) else torch.full_like(args[0], rate > 0)
 
@@ -206,4 +207,4 @@ _DRAWS: dict[str, _Draw] = {
     "random_": _fill_with(_integer_in_place),
     "poisson": lambda args, kwargs: args[0].round(),
 }
-"""Replacements by operation. Other operations draw as usual, which shows in the generator's state."""
+"""Replacements by operation. Other random operations draw as usual, which changes the generator's state."""

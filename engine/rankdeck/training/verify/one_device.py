@@ -30,7 +30,7 @@ class OutOfTimeError(CheckStopError):
 class OneDevice:
     """The steps of `scope` on `device`, with the fixed random numbers of `draws`.
 
-    `beat` is called in each computation. Computations that only serve to find a cause start only if `budget`
+    `beat` is called in each computation. Computations that only help to find a cause start only if `budget`
     allows them.
     """
 
@@ -46,12 +46,12 @@ class OneDevice:
         self._budget, self._beat = budget, beat
         self.samples = ComparedSamples(scope.workload)
         self.num_steps = NUM_STEPS
-        """Number of steps in further computations."""
+        """Number of steps to take in later computations."""
         self._computed: dict[Any, StepResults | None] = {}
         self._parameters: frozenset[str] = frozenset()
 
     def full_batches(self, goes_on: Callable[[StepResults], bool] = lambda computed: True) -> StepResults:
-        """Return the results of the steps over full batches, which is how one device takes them."""
+        """Return the results of the steps over full batches, which a plain run on one device would use."""
         computed = self._once(
             "whole", lambda: self._run_steps(self._full_microsteps(), should_continue=goes_on)
         )
@@ -59,8 +59,8 @@ class OneDevice:
         return computed
 
     def expected(self) -> StepResults | None:
-        """Return the results that the strategy should compute: those of one device's steps, in slices if
-        batch norms see slices."""
+        """Return the results that the strategy should compute: those of one device's steps over full batches,
+        or over slices if batch norms see slices."""
         return (
             self.in_slices(loss_by_slice=True, whole_state=True)
             if self.norms_see_slices
@@ -75,8 +75,9 @@ class OneDevice:
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
         """Return the results of the steps over the slices that the strategy's forwards see.
 
-        State passes from slice to slice; with `whole_state`, it is the state of unsliced microsteps instead.
-        None if nothing is split, or if the slices' outputs cannot be concatenated for one loss.
+        State passes from slice to slice; with `whole_state`, each slice instead starts with the state of
+        unsliced microsteps. None if nothing is split, or if the slices' outputs cannot be concatenated for
+        one loss.
 
         Raises: OutOfTimeError.
         """
@@ -115,8 +116,8 @@ class OneDevice:
             try_slice(self.scope.workload, slices, self._device, self._draws, self._beat)
 
     def compare(self, expected: StepResults, computed: StepResults) -> StepComparison:
-        """Return differences larger than this model's rounding errors, which are measured only if they
-        matter."""
+        """Return differences larger than this model's rounding errors, which are measured only if narrower
+        bounds are exceeded."""
         return compare(expected, computed, self._parameters, self.scope.precision, self._measure_noise)
 
     def _measure_noise(self) -> Noise:

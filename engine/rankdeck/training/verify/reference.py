@@ -31,7 +31,7 @@ from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.workload import Workload
 
 MicrostepSlices = Sequence[tuple[Any, Any]]
-"""(inputs, targets) of each slice of a microstep; a single one if it is not split."""
+"""(inputs, targets) of each slice of a microstep; a single pair if the microstep is not split."""
 
 
 def run_reference_steps(
@@ -48,11 +48,11 @@ def run_reference_steps(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> StepResults:
-    """Take an optimizer step for each item of `steps`, a sequence of microsteps, while `should_continue`
+    """Take one optimizer step for each item of `steps` (a sequence of microsteps) while `should_continue`
     allows it.
 
-    For a sliced microstep, the loss is computed for each slice, or once for the outputs of all slices.
-    `prepare(model)` can change the model first.
+    For a sliced microstep, the loss is computed for each slice, or once for the concatenated outputs of all
+    slices. `prepare(model)` can change the model first.
 
     State that forwards change passes from slice to slice. `whole_state` holds the same microsteps unsliced;
     with it, each slice starts with the state before its microstep, and afterwards the model has the state
@@ -114,8 +114,8 @@ class _StepRunner:
     def forward_backward(
         self, microsteps: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
     ) -> tuple[float, float]:
-        """Accumulate the gradients of all microsteps' loss sums, divided by the global batch; return the
-        total loss sum and its count."""
+        """Accumulate the gradients of all microsteps' loss sums, divided by the global batch size; return the
+        total loss sum and the number of targets."""
         train = self.workload.config.train
         total, count = 0.0, 0.0
         for index, microstep in enumerate(microsteps):
@@ -170,7 +170,8 @@ def try_slice(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> None:
-    """Compute the loss of one slice with its autograd graph; some losses count their targets in it.
+    """Compute the loss of one slice with its autograd graph, because some losses count their targets in the
+    graph.
 
     Raises: any exception that the model or the loss raises for so few samples.
     """
@@ -236,7 +237,7 @@ def _to_dense(gradient: Tensor) -> Tensor:
 
 
 class NormStatisticsOfSlices:
-    """Recorder of batch norms' inputs until `update` is called.
+    """Recorder of batch norms' inputs, which collects them until `update` is called.
 
     `index` is the index of the slice in the current forward. The statistics cover only the first `num_normed`
     slices.
@@ -255,7 +256,7 @@ class NormStatisticsOfSlices:
             for norm in self._norms
         ]
         self._inputs: dict[int, list[dict[int, Tensor]]] = defaultdict(list)
-        """Norm number -> for each of its calls in a forward, the inputs by slice."""
+        """Index of a norm -> for each of its calls in a forward, the inputs by slice."""
         self._hooks = contextlib.ExitStack()
         for number, norm in enumerate(self._norms):
             self._hooks.enter_context(norm.register_forward_pre_hook(self._record_inputs(number)))
@@ -310,7 +311,8 @@ def save_state(model: nn.Module) -> Callable[[], None]:
 
 
 def _copy_attributes(module: nn.Module) -> dict[str, object]:
-    """Return copies of a module's attributes except torch's own, if they can be copied."""
+    """Return copies of a module's attributes, without torch's own attributes and those that cannot be
+    copied."""
     attributes: dict[str, object] = {}
     for name, value in vars(module).items():
         # A tensor with a graph is a forward's result and no state, and deepcopy refuses it.

@@ -1,9 +1,10 @@
 """Choose what the check compares: the run's own model, loss, optimizer and data, reduced in size.
 
-Samples: two for each forward of the strategy, if the batch has as many, and only as many microbatches as are
-needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision: fp64,
-in which rounding is far below any error; if fp64 is out of reach, fp32, then the run's own. The learning rate
-is the schedule's peak, because a warm-up from 0 would hide the optimizer's effect. Read reference.py next.
+Samples: two for each forward of the strategy, if the batch is large enough, and only as many microbatches as
+are needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision:
+fp64, in which rounding is far below any error; if fp64 is not possible, fp32, then the run's own. The
+learning rate is the schedule's peak, because a warm-up from 0 would hide the optimizer's effect. Read
+reference.py next.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload, make_loss
 
 NUM_STEPS = 2
-"""Two, because a weight that starts at zero hides the gradients of those before it until it has moved once.
-"""
+"""Two: a weight that is zero at first hides the gradients of earlier layers until a step has changed it."""
 _SAMPLES_PER_FORWARD = 2
 _MAX_MICROSTEPS = 2
-"""Maximum of microsteps in an accumulated batch."""
+"""Maximum number of microsteps in an accumulated batch."""
 _LAYERS_PER_STAGE = 2
 _ASYNC_PIPELINE, _MODEL_PARALLEL = "pipeline-async", "model"
 Norms = Literal["none", "whole", "slices"]
@@ -43,11 +43,11 @@ Norms = Literal["none", "whole", "slices"]
 class CheckScope:
     """The workload to compare, and how each of its batches is split.
 
-    `num_samples` samples of a batch are compared, of the run's `batch_samples`. Each of `num_shards` ranks
+    Of the run's `batch_samples` samples per batch, `num_samples` are compared. Each of `num_shards` ranks
     reads its own slice, and runs `num_forwards` forwards over it. Running statistics of batch norms cover the
     first `num_norm_slices` forwards. `norms` says whether unfrozen batch norms normalize over whole
-    microsteps, or over the slices of forwards. `excluded` names the options and layers that inherently change
-    results and are left out of the comparison.
+    microsteps, or over the slices that forwards see. `excluded` names the options and layers that inherently
+    change results and are left out of the comparison.
     """
 
     workload: CheckedWorkload
@@ -106,7 +106,8 @@ def make_scope(
     max_layers: int | None = None,
 ) -> CheckScope:
     """Return the scope of a comparison on `num_devices` devices, with at most `max_layers` layers of a kind.
-    Batch norms that would see slices of a batch are frozen, unless `own_norms` compares them as they are."""
+    Batch norms that would see slices of a batch are frozen, unless `own_norms` asks to compare them unfrozen.
+    """
     config = workload.config
     strategy, excluded = _comparable_strategy(config.strategy)
     if not whole_batch:
@@ -178,8 +179,8 @@ def min_layers(config: RunConfig, num_devices: int) -> int:
 
 
 def _comparable_strategy(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
-    """Return the strategy without options that inherently change results, and the names of the effects left
-    out.
+    """Return the strategy without options that inherently change results, and the names of the effects that
+    are left out of the comparison.
 
     A pipeline without a flush trains on older weights: trial.py drains it after each step.
     """
@@ -227,7 +228,7 @@ def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_de
 
 
 def drop_layers(model: nn.Module, max_per_kind: int) -> int:
-    """Remove the model's repeated blocks after the first `max_per_kind` of each kind; return how many
+    """Keep only the first `max_per_kind` repeated blocks of each kind in the model; return how many blocks
     remain."""
     kinds: Counter[Hashable] = Counter()
     left_out = set()

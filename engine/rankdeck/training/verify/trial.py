@@ -1,7 +1,7 @@
 """Take two steps under the strategy, on all ranks, and gather their results as full tensors on rank 0.
 
 The trial is built like the run (assembly.py) and takes its steps like the run (step.py). Gradients are copied
-when the optimizer is about to use them. The strategy's own `weights` gathers them later: for that, each
+just before the optimizer uses them. The strategy's own `weights` gathers the copies later: for that, each
 weight temporarily holds its gradient, or NaN if it has none. Gathering takes long with sharded weights, so
 the decisive tensors are gathered first, and the rest only if something differs. Read compare.py next.
 """
@@ -64,7 +64,7 @@ class StrategyTrial:
             analysis=analysis,
         )
         self.computed = StepResults()
-        """Losses on every rank; on rank 0 also what was gathered."""
+        """Losses on every rank; on rank 0 also the gathered tensors."""
         self._gradients: list[list[Tensor | None]] = []
         self._weights: list[list[Tensor]] = []
 
