@@ -20,7 +20,7 @@ from rankdeck.adopt.source import ScriptSource, self_attribute
 from rankdeck.adopt.tracing import returned_origin, trace_origin
 
 UNKNOWN = object()
-"""Result for an expression whose value the text does not tell; None is a value."""
+"""Result for an expression whose value the source does not show; None is a value."""
 _MAX_DEPTH = 20
 # No power: 9 ** 9 ** 9 would never end.
 _OPERATORS: dict[type[ast.operator], Any] = {
@@ -57,7 +57,7 @@ class ScriptValues:
                 self.evaluate(source, node.left, depth + 1),
                 self.evaluate(source, node.right, depth + 1),
             )
-            # Numbers only, because a text or a list times a number can fill the memory.
+            # Numbers only, because a string or a list times a number can fill the memory.
             if not (isinstance(left, int | float) and isinstance(right, int | float)):
                 return UNKNOWN
             try:

@@ -105,7 +105,7 @@ def adopt(
 ) -> int:
     """Turn a script's run into a configuration.
 
-    Writes what the run and the script's text show. Values that neither shows are written as "?" for you to
+    Writes what the run and the script's source show. Values that neither shows are written as "?" for you to
     fill in.
     """
     from rankdeck.adopt.adopt import adopt as adopted_from

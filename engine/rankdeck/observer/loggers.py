@@ -143,7 +143,8 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 
 def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
-    """Wrap `owner.name`, a call that logs no numbers: report at the first call that its data is not kept."""
+    """Wrap `owner.name`, a call that logs no numbers: at the first call, report that its data is not
+    recorded."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return
@@ -157,7 +158,7 @@ def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: 
 
 
 def _unlogged_part(through: str, what: str) -> tuple[str, str]:
-    return f"all but numbers ({through})", f"{what} is not kept; it is where {through} writes it"
+    return f"non-numeric values ({through})", f"{what} is not recorded; {through} itself saves it"
 
 
 def _mlflow(key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
