@@ -27,7 +27,7 @@ def unavailable_parts() -> dict[str, str]:
     """The parts of the observer that cannot work with that torch, and what they say of it."""
     if torch_of_scripts() >= (2, 5):
         return {}
-    return {"precision": "autograd's graph does not tell it before torch 2.5"}
+    return {"precision": "needs torch 2.5 or newer"}
 
 
 def can_import(module: str) -> bool:

@@ -111,13 +111,14 @@ def _script_file(config: ScriptConfig) -> Path | None:
 
 
 def _header_lines(run: RunDir, what: ScriptObservation) -> list[str]:
-    lines = [
-        f"What {what.script.script.run} did in the run {run.name}: {what.steps} steps were seen.",
+    return [
+        f"Adopted from run {run.name} of {what.script.script.run}. Observed optimizer steps: {what.steps}.",
         "",
-        "Values come from that run and from the script's text, which was read and not executed.",
-        f'What neither tells is "{PLACEHOLDER}": rankdeck validate says what is left.',
+        "Values come from that run and from the script's source, which was read but not executed.",
+        f'"{PLACEHOLDER}" marks values to fill in; rankdeck validate lists them.',
+        "The script ran with this interpreter:",
+        f"    {what.script.script.python}",
     ]
-    return [*lines, "The script's own interpreter was", f"    {what.script.script.python}"]
 
 
 def _tables(
@@ -163,23 +164,24 @@ def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list
     if data.is_shuffled is False:
         entries.append(TomlEntry("order", "given", ["The loader does not shuffle."]))
     elif data.is_shuffled:
-        note = "The script shuffles too, by another generator: the order is other, and so is each loss."
+        note = "The script also shuffles, but with another generator, so the order and the losses differ."
         entries.append(TomlEntry("order", "shuffled", [note]))
     elif data.is_found:
-        decides = (
-            "Options that the text does not tell decide"
+        reason = (
+            "the loader is called with **options"
             if data.has_unpacked_kwargs
-            else "A sampler of the script's own decides"
+            else "it depends on a sampler, or on a value of shuffle that could not be read"
         )
-        note = (
-            f'{decides} on the order: "given" is the data set\'s own, "shuffled" another one in each epoch.'
-        )
-        entries.append(TomlEntry("order", PLACEHOLDER, [note]))
+        notes = [
+            f"The script's order is unknown: {reason}.",
+            'Write "given" for the order of the data set, or "shuffled" for a new order in each epoch.',
+        ]
+        entries.append(TomlEntry("order", PLACEHOLDER, notes))
     samples, batch = what.lead.num_samples, _global_batch(what, data)
     # A sampler of the script may draw more or fewer samples than the data set has.
     is_whole = data.drops_last is False and data.is_shuffled is not None
     if is_whole and samples and batch and samples % batch:
-        note = f"{samples} samples are no multiple of {batch}: the loader's last batch is shorter."
+        note = f"{samples} samples are not a multiple of {batch}, so the last batch of an epoch is smaller."
         entries.append(TomlEntry("last", "keep", [note]))
     workers = what.lead.loader_workers or data.num_workers
     if workers:
@@ -199,29 +201,30 @@ def _train_entries(
     batch, passes = _global_batch(what, data), what.accumulate
     factors = f"{what.batch_size or data.batch_size} samples"
     factors += f" x {what.world_size} ranks" if what.world_size > 1 else ""
-    factors += f" x {passes} backwards in a step" if passes > 1 else ""
+    factors += f" x {passes} backward passes per step" if passes > 1 else ""
     sums = (
-        f"The script goes backward {passes} times in a step and does not divide its loss: its gradients are",
-        f"sums, {passes} times as large as here, where they are means over the global batch.",
+        f"The script runs {passes} backward passes per step and does not divide its loss.",
+        f"Its gradients are sums, {passes} times as large as the means over the global batch used here.",
     )
     seed = options.find_seed(script)
     optimizer = options.find_optimizer(what, _user_class(what, script))
     optimizer_table = {"use": optimizer.value, **optimizer.args}
     entries = [
-        TomlEntry("steps", what.steps, ["As many as were seen."]),
+        TomlEntry("steps", what.steps, ["The number of steps observed in the run."]),
         TomlEntry(
             "global_batch",
             PLACEHOLDER if batch is None else batch,
-            [f"{factors}." if batch else "No loader told."],
+            [f"{factors}." if batch else "The batch size was not found."],
         ),
     ]
     if passes > 1:
         entries.append(TomlEntry("accumulate", passes, [] if is_divided else list(sums)))
     if seed is None:
-        entries.append(TomlEntry("seed", None, ["The script sets no seed that its text tells."]))
+        entries.append(TomlEntry("seed", None, ["No torch seed was found in the script."]))
     else:
         note = (
-            "Here the model is made right after seeding: draws of the script in between give other weights."
+            "Here, the model is built right after seeding. If the script draws random numbers in between, "
+            "its initial weights differ."
         )
         entries.append(TomlEntry("seed", seed.value, [*seed.notes, note]))
     entries += [
@@ -241,7 +244,7 @@ def _schedule_entries(what: ScriptObservation, script: findings.ScriptFiles) -> 
     schedulers = options.find_schedulers(script)
     rate = options.find_schedule(what)
     if rate.value is None:
-        lines = ["The rate was the same in all steps that were seen, but the script may move it:"]
+        lines = ["The learning rate was constant in all observed steps, but a scheduler may change it:"]
         return (
             [TomlEntry("schedule", None, [*lines, *(f"    {scheduler}" for scheduler in schedulers)])]
             if schedulers
@@ -264,7 +267,7 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
 
 
 class _UnsupportedPattern(NamedTuple):
-    """A pattern of names to look for, and a message on what a configuration does instead.
+    """A pattern of names to search for, and a message: the feature, and what a configuration does instead.
 
     A name matches only where it is called or defined; with `anywhere`, any use of the name matches.
     """
@@ -277,25 +280,27 @@ class _UnsupportedPattern(NamedTuple):
 _UNSUPPORTED_PATTERNS = (
     _UnsupportedPattern(
         r"eval|evaluate|validate|validation_step",
-        "evaluates. Here held-out data is the second of a pair that the function of data.use returns, and "
-        "train.evaluate_every says how often.",
+        "evaluation. To evaluate here, return a pair (training, held-out) from the function in data.use and "
+        "set train.evaluate_every.",
     ),
     _UnsupportedPattern(
         r"\w*patience|\w*([Ee]arly_?[Ss]top)\w*",
-        "may stop early. Here there are train.steps steps.",
+        "possible early stopping. Here, training always takes train.steps steps.",
         anywhere=True,
     ),
     _UnsupportedPattern(
         r"AveragedModel|ExponentialMovingAverage|\w*(EMA|Ema(?![a-z]))\w*|(\w+_)?ema(_\w+)?",
-        "averages weights over steps. Here they are those of the last step.",
+        "weight averaging. Here, the final weights are those of the last step.",
     ),
-    _UnsupportedPattern(r"clip_grad_value_?", "clips each gradient by its value. Here none is."),
     _UnsupportedPattern(
-        r"load_state_dict", "loads a state. Here nothing is loaded but by the function of model.use itself."
+        r"clip_grad_value_?", "gradient clipping by value. train.clip_norm clips only by norm."
+    ),
+    _UnsupportedPattern(
+        r"load_state_dict", "loading of a state dict. Here, only the function in model.use can load weights."
     ),
     _UnsupportedPattern(
         r"(?i)mixup\w*|cutmix\w*",
-        "mixes samples of a batch. Here a batch is what the data set's samples are.",
+        "mixup or cutmix. Here, a batch contains the samples as the data set returns them.",
     ),
 )
 
@@ -303,23 +308,23 @@ _UNSUPPORTED_PATTERNS = (
 def unsupported_lines(script: ScriptFiles, model: Origin | None) -> list[str]:
     """Return comment lines about features that a configuration does not cover; empty if there are none."""
     lines = [
-        f"{location} {habit.message}"
+        f"{location}: {habit.message}"
         for habit in _UNSUPPORTED_PATTERNS
         if (location := _first_location(script, habit)) is not None
     ]
     if (location := _frozen_weight_location(script)) is not None:
-        lines.append(f"{location} freezes weights. Here the function of model.use has to.")
+        lines.append(f"{location}: frozen weights. Here, the function in model.use must freeze them.")
     changed = None if model is None else _computed_model_input(script, model)
     if changed is not None:
         lines.append(
-            f"{changed.location} makes the model's input of a batch: {changed.text}. Here it gets what the "
-            "data set gives."
+            f"{changed.location}: model input computed from the batch, {changed.text}. Here, the model "
+            "receives the inputs as the data set returns them."
         )
     if not lines:
         return []
     return [
         "",
-        "What the text tells and a configuration does not take over:",
+        "Features of the script that this configuration does not reproduce:",
         *(f"- {line}" for line in lines),
     ]
 
@@ -377,7 +382,7 @@ def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
                 is_method = isinstance(origin.node, ast.Call) and isinstance(origin.node.func, ast.Attribute)
                 names = {node.id for node in ast.walk(origin.node) if isinstance(node, ast.Name)}
                 is_computed = isinstance(origin.node, ast.BinOp) or (is_method and origin.index is None)
-                # An expression of imported names alone, such as torch.zeros(8), is not made of a batch.
+                # An expression of imported names alone, such as torch.zeros(8), is not computed from a batch.
                 if is_computed and names - source.imports.keys():
                     return origin
     return None

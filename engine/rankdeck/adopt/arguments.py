@@ -57,7 +57,7 @@ class ScriptValues:
                 self.evaluate(source, node.left, depth + 1),
                 self.evaluate(source, node.right, depth + 1),
             )
-            # Numbers only, because a text or a list times a number can fill the memory.
+            # Numbers only, because a string or a list times a number can fill the memory.
             if not (isinstance(left, int | float) and isinstance(right, int | float)):
                 return UNKNOWN
             try:

@@ -72,9 +72,10 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
     for source, call in script.calls(model):
         call_origin = Origin(source, call)
         return _check_missing_forward(call_origin) or script.namer.name_call(call_origin, "build_model")
+    kind = f" ({model})" if model else ""
     return Finding(
         notes=[
-            f"The script trains a {model}; where it makes it was not found.",
+            f"The call that creates the model{kind} was not found.",
             'Name a function that returns the model: "file.py:build_model".',
         ]
     )
@@ -94,9 +95,9 @@ def _check_wrapped_model(origin: Origin) -> Finding | None:
         if name in PARALLEL_WRAPPERS:
             return Finding(
                 notes=[
-                    f"{origin.location} makes it with {origin.text}, which wraps it too "
+                    f"{origin.location} creates the model with {origin.text}, which also wraps it "
                     f"({source.location(node)}).",
-                    "Here the strategy does that: name a function that returns the model alone.",
+                    "Here, the strategy wraps the model: name a function that returns it unwrapped.",
                 ]
             )
     return None
@@ -115,9 +116,10 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
         return None
     return Finding(
         notes=[
-            f"{origin.location} makes it with {origin.text}, which has a training_step and no forward.",
-            "Here the model is called on a batch's inputs: give it a forward, or name a function that",
-            'returns the module that training_step calls, as "file.py:build_model".',
+            f"{origin.location} creates the model with {origin.text}, which has a training_step but no "
+            "forward.",
+            "Here, the model is called with a batch's inputs: add a forward, or name a function that returns "
+            'the module that training_step calls ("file.py:build_model").',
         ]
     )
 
@@ -182,11 +184,12 @@ def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
         # transformers' Trainer shuffles by default.
         return DataFinding(_find_dataset(script, trace_origin(*of_trainer)), is_shuffled=True)
     if loader is None:
-        kind = f", a {dataset.rpartition(':')[2]}," if dataset else ""
+        kind = f" ({dataset.rpartition(':')[2]})" if dataset else ""
         notes = [
-            f"No DataLoader was found in the text. Put the training data{kind} into a function of a file",
-            'that trains nothing when it is imported, and name it here: "file.py:training_data". It',
-            "returns a data set whose samples are (inputs, targets), or two: (training set, held-out set).",
+            f"No DataLoader was found in the script's source. Write a function that returns the training "
+            f"data{kind}: a data set of (inputs, targets) samples, or a pair (training, held-out).",
+            "Put it into a file that does not train when imported, and name it here: "
+            '"file.py:training_data".',
         ]
         return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
@@ -195,9 +198,9 @@ def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
     collate = call_argument(call, "collate_fn")
     if collate is not None:
         use.notes.append(
-            f"The loader's collate_fn ({ast.unparse(collate)}) is not taken over: let the data set have a"
+            f"The loader's collate_fn ({ast.unparse(collate)}) is not used here. If default_collate cannot "
+            "build a batch, give the data set a method read_batch(indices) that returns a whole batch."
         )
-        use.notes.append("read_batch(indices) that returns a whole batch, where default_collate does not do.")
     return DataFinding(
         use,
         _is_shuffled(script, source, call),
@@ -240,7 +243,7 @@ def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
         if is_pair or (origin.index is None and not lengths):
             finding = script.namer.name_call(Origin(origin.source, call), "training_data")
             if is_pair and finding.value != PLACEHOLDER:
-                finding.notes.append("The second entry of what it returns is taken for the held-out set.")
+                finding.notes.append("It returns a pair, whose second entry is used as the held-out data.")
             return finding
         if entered is not origin:
             return _find_dataset(script, entered)

@@ -21,7 +21,8 @@ _DEFAULTS: dict[str, object] = {
 _SQUARED, _ABSOLUTE = "squares", "absolutes"
 _POWERS = {"square": _SQUARED, "abs": _ABSOLUTE, "absolute": _ABSOLUTE}
 _SUM_NOTES = [
-    "It is a sum over the batch. Here it is divided by the targets of the batch, and so are gradients."
+    "The script's loss is a sum over the batch. Here, the loss and its gradients are divided by the "
+    "number of targets."
 ]
 
 
@@ -38,9 +39,12 @@ def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
             if isinstance(origin.node, ast.BinOp):
                 is_division = isinstance(origin.node.op, ast.Div)
                 is_divided |= is_division
-                # The division by the number of backward calls is taken over: train.accumulate does the same.
+                # train.accumulate also divides by the number of backward calls.
                 if not (is_division and accumulate > 1):
-                    factors.append(f"{origin.location} scales it, which is not taken over: {origin.text}")
+                    factors += [
+                        f"The script scales the loss ({origin.location}), but this configuration does not:",
+                        f"    {origin.text}",
+                    ]
             origin = trace_origin(origin.source, inner)
         finding = _name_loss(script, origin)
         finding.notes += factors
@@ -57,7 +61,7 @@ def _trainer_loss(script: ScriptFiles) -> Finding | None:
         for node in ast.walk(source.tree)
     ):
         return None
-    return Finding("model", notes=["The model's own, which a Trainer takes."])
+    return Finding("model", notes=["Trainer uses the model's own loss."])
 
 
 def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
@@ -120,17 +124,20 @@ def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
     """Return the loss's catalog name, or a stub of the function that the user has to write."""
     node, source = origin.node, origin.source
     if _is_loss_field(node):
-        return Finding("model", notes=[f"The model's own ({origin.location})."])
+        return Finding("model", notes=[f"The model's own loss ({origin.location})."])
     if isinstance(node, ast.Call) and origin.index is not None:
         return Finding(
             notes=[
-                f"{origin.location} takes an entry of what the model gives: {origin.text}",
-                'Write "model" where the model returns an object or a dict with its `loss`.',
+                f"{origin.location} takes the loss from the result of a call: {origin.text}",
+                'If the model returns an object or a dict with a `loss`, write "model".',
             ]
         )
     if not isinstance(node, ast.Call):
         return Finding(
-            notes=[f"Backward begins at {origin.text} ({origin.location}).", *_loss_stub(origin.text)]
+            notes=[
+                f"The script calls backward on {origin.text} ({origin.location}).",
+                *_loss_stub(origin.text),
+            ]
         )
     reduced = _reduced_difference(origin, node)
     if reduced is not None:
@@ -143,7 +150,7 @@ def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
         name = (loss_object.source.dotted_name(loss_object.node.func) or "").rpartition(".")[2]
         if name in _CLASSES:
             return _catalog_loss(script, loss_object, loss_object.node, _CLASSES[name])
-    computed = f"{origin.location} computes it with: {origin.text}"
+    computed = f"Computed in {origin.location}: {origin.text}"
     return Finding(notes=[computed, *_loss_stub(origin.text, _batch_expression(origin, node))])
 
 
@@ -169,7 +176,7 @@ def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
         return None
     inner = trace_origin(origin.source, call.args[0] if is_torch else call.func.value).node
     elements, is_sum = _elementwise_kind(inner), call.func.attr == "sum"
-    computed = f"{origin.location} computes it with: {origin.text}"
+    computed = f"Computed in {origin.location}: {origin.text}"
     if elements is None:
         return Finding(notes=[computed, *(_SUM_NOTES if is_sum else []), *_loss_stub(origin.text)])
     if elements == _SQUARED and not is_sum:
@@ -179,7 +186,7 @@ def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
         return Finding(
             notes=[computed, *_SUM_NOTES, *_loss_stub(origin.text, f"{expression}.sum(), len(targets)")]
         )
-    named = "That is the mean absolute error (L1), which the catalogue has not."
+    named = "This is the mean absolute error (L1), which is not in the catalogue."
     return Finding(notes=[computed, named, *_loss_stub(origin.text, f"{expression}.sum(), targets.numel()")])
 
 
@@ -191,7 +198,9 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
         and script.evaluate(origin.source, keyword.value) != _DEFAULTS[keyword.arg]
     ]
     if changed:
-        note = f"{origin.location} computes {use} with {', '.join(changed)}, which the catalogue's has not."
+        note = (
+            f"{origin.location} computes {use} with {', '.join(changed)}, which {use} here does not support."
+        )
         sums = _SUM_NOTES if any(setting.endswith("'sum'") for setting in changed) else []
         return Finding(notes=[note, *sums, *_loss_stub(origin.text, _batch_expression(origin, call))])
     return Finding(use, notes=[f"{origin.location}."])
@@ -242,12 +251,12 @@ def _loss_stub(code: str = "the script's loss", returns: str | None = None) -> l
     body = [f"        return {returns}"]
     if returns is None:
         body = [
-            f"        mean = ...  # in place of {code}",
+            f"        mean = ...  # replaces {code}",
             "        return mean * len(targets), len(targets)",
         ]
     return [
-        'Write "model" where the model returns its own loss, or a function "file.py:loss" that returns the',
-        "sum over the targets of a batch, and how many there were:",
+        'Write "model" if the model returns its own loss, or write a function "file.py:loss" that returns '
+        "the loss summed over the targets of a batch, and the number of targets:",
         "    def loss(outputs, targets):",
         *body,
     ]

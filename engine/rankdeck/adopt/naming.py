@@ -71,9 +71,9 @@ class Namer:
         """Suggest a function for the user to write, which returns the script's expression."""
         return Finding(
             notes=[
-                f"{origin.location} makes it with: {origin.text}",
-                "Put that into a function at the top of a file that trains nothing when it is imported,",
-                f'and name it here as "file.py:{wrapper}":',
+                f"Created in {origin.location}: {origin.text}",
+                "Put this into a function at the top level of a file that does not train when imported, and "
+                f'name it here as "file.py:{wrapper}":',
                 f"    def {wrapper}():",
                 f"        return {origin.code}",
             ]
@@ -86,11 +86,11 @@ class Namer:
         guard = 'if __name__ == "__main__":'
         return Finding(
             notes=[
-                f"{origin.location} makes it with: {origin.text}",
-                f"{source.path.name} trains when it is imported ({source.location(trains)}), "
-                "so that nothing in",
-                f"it can be named. Put its training below `{guard}`,",
-                f'or move {name} to a file of its own, and write "that_file.py:{name}".',
+                f"Created in {origin.location}: {origin.text}",
+                f"Importing {source.path.name} may start training ({source.location(trains)}), so nothing "
+                "in it can be named here.",
+                f"Put the training below `{guard}`, or move {name} to another file and write "
+                f'"that_file.py:{name}".',
             ]
         )
 
@@ -137,14 +137,16 @@ class Namer:
             value = self.values.evaluate(origin.source, node)
             # TOML has no null.
             if value is None:
-                unknown.append(f"{name} is None there, which a configuration cannot say: it is left out.")
+                unknown.append(
+                    f"{name} is None in the script. It is left out here, because TOML has no null."
+                )
             elif is_toml_value(value):
                 args[name] = value
             elif _is_user_object(origin.source, node):
                 return None, []
             else:
                 args[name] = PLACEHOLDER
-                unknown.append(f"{name} is {ast.unparse(node)} there ({origin.location}).")
+                unknown.append(f"{name} is {ast.unparse(node)} in the script ({origin.location}).")
         return args, unknown
 
 

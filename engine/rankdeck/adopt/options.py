@@ -39,7 +39,7 @@ _PRECISIONS = {
     "float16": "fp16",
     "half": "fp16",
 }
-# Entries of a parameter group that are no options, or that only change how a step is computed.
+# Entries of a parameter group that are not options, or that only change how a step is computed.
 _NON_OPTIONS = {
     "params",
     "num_parameters",
@@ -98,12 +98,12 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
     kind = str(options.get("sharding_strategy", ""))
     if "NO_SHARD" in kind:
         finding.value = "ddp"
-        finding.notes.append("Its sharding_strategy is NO_SHARD: every rank holds all weights, as under ddp.")
+        finding.notes.append("Its sharding_strategy is NO_SHARD: every rank has all weights, as under ddp.")
     elif "SHARD_GRAD_OP" in kind or options.get("reshard_after_forward") is False:
         finding.args = {"reshard": False}
     elif "HYBRID" in kind:
         finding.notes.append(
-            'Its sharding_strategy is hybrid: for the same, strategy.use = "hybrid" with data and shard.'
+            'Its sharding_strategy is hybrid. To match it, set strategy.use = "hybrid", with data and shard.'
         )
 
 
@@ -143,14 +143,16 @@ def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Fin
         options["lr"] = rate
     # Other packages have an Adam or AdamW of their own, with other options.
     card = OPTIMIZERS.get(name.lower()) if module.partition(".")[0] == "torch" else None
-    notes = [f"{name}, as it stepped."]
+    notes = [f"{name}, with the options observed in the run."]
     if largest_first and "max_momentum" in largest_first[0]:
-        notes.append("Its scheduler moves the momentum (betas) too; here it stays as it was seen.")
+        notes.append(
+            "Its scheduler also changes the momentum (betas), which stays at its observed value here."
+        )
     others = [key for key in groups[0] if any(group.get(key) != groups[0][key] for group in groups[1:])]
     if others:
         notes.append(
-            f"It has {len(groups)} groups of parameters that differ in {', '.join(others)}; these are the "
-            "largest one's, here for all."
+            f"It has {len(groups)} parameter groups that differ in {', '.join(others)}. Here, all parameters "
+            "use the values of the largest group."
         )
     if card is not None and all(key in card.options.model_fields for key in options):
         return Finding(card.name, _non_default_options(card, options), notes)
@@ -208,10 +210,10 @@ def find_schedule(observation: ScriptObservation) -> Finding:
         if furthest < distance:
             best, distance = Finding(name, options), furthest
     (first, start), (last, end) = rates[0], rates[-1]
-    summary = f"The rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
+    summary = f"The learning rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
     if best is None:
-        return Finding(notes=[summary, f"Schedules: {', '.join(SCHEDULES)}."])
-    best.notes = [f"{summary} This is at most {distance * 100:.2f} % of the largest rate away from it."]
+        return Finding(notes=[summary, f"No schedule fits. Available: {', '.join(SCHEDULES)}."])
+    best.notes = [f"{summary} This schedule deviates by at most {distance * 100:.2f} % of the largest rate."]
     return best
 
 
@@ -251,7 +253,7 @@ def find_seed(script: ScriptFiles) -> Finding | None:
         if unread is None:
             unread = Finding(
                 notes=[
-                    f"{source.location(call)} seeds with what its text does not tell:",
+                    f"{source.location(call)} sets a seed whose value could not be read:",
                     f"    {ast.unparse(call)}",
                 ]
             )
@@ -270,17 +272,19 @@ def find_clip_norm(script: ScriptFiles) -> Finding | None:
             else call_argument(call, option)
         )
         if node is None and option is None and has_unpacked_kwargs(call):
-            return Finding(notes=[f"{source.location(call)} clips to a norm in {ast.unparse(call)}."])
+            return Finding(
+                notes=[f"{source.location(call)} clips gradients to an unknown norm: {ast.unparse(call)}"]
+            )
         if node is None or script.evaluate(source, node) is None:
             continue
         value = script.evaluate(source, node)
         if isinstance(value, int | float):
             return Finding(float(value), notes=[f"{source.location(call)}."]) if value > 0 else None
-        return Finding(notes=[f"{source.location(call)} clips to {ast.unparse(node)}."])
+        return Finding(notes=[f"{source.location(call)} clips gradients to the norm {ast.unparse(node)}."])
     # The default of max_grad_norm is 1.0.
     for source, call in script.calls("TrainingArguments"):
         return Finding(
-            1.0, notes=[f"{source.location(call)}: TrainingArguments clips to 1 where it is not told."]
+            1.0, notes=[f"{source.location(call)}: TrainingArguments clips to the norm 1.0 by default."]
         )
     return None
 
@@ -301,5 +305,9 @@ def find_compile(script: ScriptFiles) -> Finding | None:
     """Return a note on where the script compiles its model."""
     for source, call in script.calls("compile"):
         if source.dotted_name(call.func) == "torch.compile":
-            return Finding(notes=[f"{source.location(call)} compiles: add compile = true for the same."])
+            return Finding(
+                notes=[
+                    f"{source.location(call)} calls torch.compile. To compile here too, add compile = true."
+                ]
+            )
     return None

@@ -85,7 +85,7 @@ def _use(tables: Mapping[str, object], section: str, default: str) -> str:
     table = tables.get(section, {})
     use = table.get("use", default) if isinstance(table, dict) else None
     if not isinstance(use, str):
-        raise ValueError(f"{section} is not what a configuration has")
+        raise ValueError(f"{section}.use is not a string")
     return use
 
 

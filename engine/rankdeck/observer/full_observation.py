@@ -64,13 +64,13 @@ class MemoryTracker:
 
     def _refusal_reason(self) -> str | None:
         if self._torch.cuda.is_initialized():
-            return "on GPUs the memory is told by their allocators"
+            return "on GPUs, torch's allocator measures the memory"
         if self._session.facts.get("wrapper") in SHARDED_WRAPPERS:
             # Such a resize is only visible if storages are wrapped, and the observer does not wrap them.
-            return "sharded weights change their size outside any operation"
+            return "sharded weights are resized outside of torch operations"
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
         if counters and counters["frames"].get("total"):
-            return "compiled code cannot be followed"
+            return "operations in compiled code cannot be tracked"
         return None
 
     def _enter(self, optimizer: Any) -> None:
@@ -110,7 +110,9 @@ class MemoryTracker:
         ledger = self.ledger
         if not ledger.is_on_top():
             ledger.give_up()
-            self._session.disable_part(PART, "the script put a dispatch mode of its own on top")
+            self._session.disable_part(
+                PART, "the script entered its own TorchDispatchMode during a tracked step"
+            )
             return False
         context, self._context, self.ledger, self._leader = self._context, None, None, None
         context.__exit__(None, None, None)

@@ -29,7 +29,7 @@ class HeartbeatSlot:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(handle).st_size < (rank + 1) * _SLOT_BYTES:
-                raise ValueError("the page of heartbeats has no slot for rank %d" % rank)
+                raise ValueError("the heartbeat page has no slot for rank %d" % rank)
             self._page = mmap.mmap(handle, 0)
             _pages.append(self._page)
         finally:

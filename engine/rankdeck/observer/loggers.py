@@ -158,7 +158,7 @@ def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: 
 
 
 def _unlogged_part(through: str, what: str) -> tuple[str, str]:
-    return f"all but numbers ({through})", f"{what} is not kept; it is where {through} writes it"
+    return f"non-numeric values ({through})", f"{what} is not recorded; {through} itself saves it"
 
 
 def _mlflow(key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:

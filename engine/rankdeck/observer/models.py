@@ -91,8 +91,8 @@ def install(torch: Any, session: RankSession) -> None:
     precision_part = session.wrap_part("precision", precision)
     if hasattr(torch.autograd.graph.Node, "_input_metadata"):
         session.on_backward.append(precision_part)
-    else:  # The parameters' precision would be wrong under autocast.
-        session.disable_part("precision", "autograd's graph does not tell it before torch 2.5")
+    else:  # Older graphs have no dtypes, and the parameters' would be wrong under autocast.
+        session.disable_part("precision", "needs torch 2.5 or newer")
 
 
 class _ModelFinder:

@@ -39,7 +39,7 @@ def install(torch: Any, session: RankSession) -> None:
             if signal.getsignal(number) == signal.SIG_DFL
         ]
         if not free:
-            session.disable_part("stacks", "no signal is free")
+            session.disable_part("stacks", "all real-time signals are in use")
             return
         folder = os.path.join(session.run, "logs")
         os.makedirs(folder, exist_ok=True)
@@ -54,7 +54,7 @@ def install(torch: Any, session: RankSession) -> None:
         nonlocal answered
         if not path:
             return
-        # The file's size tells that faulthandler has written, because the wakeup descriptor is the script's
+        # The file's size shows that faulthandler has written, because the wakeup descriptor is the script's
         # to set. While C code holds the interpreter lock, only the stacks are written.
         size = os.stat(path + ".stacks").st_size
         # sys.last_value is set when an uncaught error ends the script.

@@ -44,7 +44,7 @@ class RankFile:
             # Lower numbers belong to ranks that may still start.
             self.rank = max(self.rank + 1, num_ranks)
             if self.rank >= _MAX_RANKS:
-                raise OSError("no rank's number is free")
+                raise OSError("all rank numbers are in use")
         self._lock = threading.Lock()
         self.num_dropped, self.error_number, self._reason = 0, 0, ""
         self._seq, self.last_step = self._read_position()
@@ -137,7 +137,7 @@ class RankFile:
         line = text.encode("utf-8", "replace") + b"\n"
         try:
             if not self._has_descriptor() and not self._claim(self._path):
-                raise OSError("the script closed the file")
+                raise OSError("the script closed the event file")
             length = os.fstat(self._handle).st_size
             try:
                 while line:  # a second write fails with the reason for a short first one

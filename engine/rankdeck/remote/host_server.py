@@ -207,7 +207,7 @@ class HostServer:
         archive = self._archives.setdefault(request.number, bytearray())
         archive += body
         if len(archive) > snapshot.MAX_ARCHIVE_BYTES or len(self._archives) > _MAX_CONCURRENT:
-            raise wire.WireError("an archive is too large")
+            raise wire.WireError("an archive is too large, or there are too many")
         if not request.last:
             return
         try:

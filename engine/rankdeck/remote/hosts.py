@@ -150,7 +150,7 @@ class RemoteHost:
             case wire.Refused():
                 self.refusal = message
             case _:
-                raise wire.WireError("nobody asked for it")
+                raise wire.WireError(f"unexpected message: {type(message).__name__}")
 
 
 class RemoteHosts:

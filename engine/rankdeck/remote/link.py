@@ -163,10 +163,10 @@ class HostLink:
             self._last_ping_s = 0.0
             self._on_up()
         elif not self._is_up:
-            raise wire.WireError("it did not say who it is")
+            raise wire.WireError("the first message is not a welcome")
         elif isinstance(message, wire.Pong):
             if not self._started_s <= message.sent <= time.monotonic():
-                raise wire.WireError("an answer to a question that was not asked")
+                raise wire.WireError("a pong without a ping")
             self._last_answer_s = max(self._last_answer_s, message.sent)
             self.clock.add_answer(message.sent, message.now)
         else:

@@ -161,7 +161,7 @@ class RemoteRun:
             case wire.Output():
                 pass
             case _:
-                raise wire.WireError("nobody asked for it")
+                raise wire.WireError(f"unexpected message: {type(message).__name__}")
 
     def _make_mirror(self, name: str) -> RunMirror:
         try:
@@ -202,7 +202,7 @@ class RunMirror:
 
     def __init__(self, folder: Path, name: str) -> None:
         if not synced_files.is_run_name(name):
-            raise wire.WireError("no name of a run")
+            raise wire.WireError("invalid run name")
         self.run = RunDir(folder / name)
         self._origin: RunOrigin | None = None
         self._partial_files: dict[str, bytearray] = {}
@@ -273,7 +273,7 @@ class RunMirror:
         if not synced_files.is_append_only(name) or (
             name not in self._sizes and len(self._sizes) >= synced_files.MAX_FILES
         ):
-            raise wire.WireError("no file that travels")
+            raise wire.WireError("unexpected file")
         if shutil.disk_usage(self.run.path).free < _MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path))
         # O_NONBLOCK: opening a pipe must not block.
@@ -298,7 +298,7 @@ class RunMirror:
             not synced_files.is_replaced_file(message.name)
             or len(self._partial_files) > len(self._sizes) + 64
         ):
-            raise wire.WireError("no file that travels")
+            raise wire.WireError("unexpected file")
         content = self._partial_files.setdefault(message.name, bytearray())
         content += body
         if len(content) > files.MAX_FILE_BYTES:

@@ -210,7 +210,7 @@ class MessageReader(Generic[M]):
                 end = self._buffer.find(b"\n", 0, MAX_HEADER_BYTES + 1)
                 if end < 0:
                     if len(self._buffer) > MAX_HEADER_BYTES:
-                        raise WireError("a header is too long")
+                        raise WireError("a message header is too long")
                     return
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
@@ -230,11 +230,11 @@ class MessageReader(Generic[M]):
             self._greeting_bytes -= len(line) + 1
             if self._greeting_bytes >= 0:
                 return None
-            raise WireError(f"no message: {error}") from None
-        # After the first message, a line that is none is an error.
+            raise WireError(f"invalid message: {error}") from None
+        # After the first message, an invalid line is an error.
         self._greeting_bytes = 0
         if not 0 <= header.num_bytes <= MAX_BODY_BYTES:
-            raise WireError("a body is too large")
+            raise WireError("a message body is too large")
         return header
 
 

@@ -92,7 +92,7 @@ METRICS = {
             "throttle",
             "bits",
             1,
-            "why clocks are lowered, as NVML's bits; throttle_words() names them",
+            "why clocks are lowered, as NVML's bits; throttle_reasons() names them",
             2**32,
         ),
         Metric("fan", "ratio", 1, tr_noop("intended fan speed (0..1)"), 2),

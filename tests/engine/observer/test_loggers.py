@@ -331,9 +331,11 @@ if IMAGES:
     done = observe_script(script.replace("IMAGES", "True"), tmp_path)
     assert (done.status, done.stdout) == (0, "sample\n"), done.stderr
     off = {
-        name: reason for name, reason in done.disabled_parts().items() if name.startswith("all but numbers")
+        name: reason
+        for name, reason in done.disabled_parts().items()
+        if name.startswith("non-numeric values")
     }
     assert off == {
-        "all but numbers (tensorboard)": "add_image is not kept; it is where tensorboard writes it",
-        "all but numbers (wandb)": "Image is not kept; it is where wandb writes it",
+        "non-numeric values (tensorboard)": "add_image is not recorded; tensorboard itself saves it",
+        "non-numeric values (wandb)": "Image is not recorded; wandb itself saves it",
     }
