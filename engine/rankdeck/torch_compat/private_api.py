@@ -18,7 +18,7 @@ class PrivateApi:
 
     `path` is "module:Class.attribute", or a description of the object that `lookup` finds on a live one.
     `parameters`: names of arguments that the engine relies on, in order and before all other arguments.
-    `consequence`: the problem that users see if torch has moved the API, as the middle of a sentence.
+    `consequence`: what no longer works if torch has changed the API: a clause for the middle of a sentence.
     """
 
     path: str
@@ -47,7 +47,7 @@ class PrivateApi:
             for parameter in parameters[len(self.parameters) :]
             if parameter.default is parameter.empty and parameter.kind not in _OPEN_ENDED
         ]
-        return f"{self.path} wants {', '.join(needed)} besides" if needed else None
+        return f"{self.path} also requires {', '.join(needed)}" if needed else None
 
 
 _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

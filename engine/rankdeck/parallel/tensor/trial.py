@@ -55,7 +55,7 @@ class SplitDifference:
 
 
 class TrialImpossibleError(Exception):
-    """The model cannot be tried on values."""
+    """No trial run of the model is possible."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class _ThreadExchange:
         if errors:
             raise errors[0]
         if any(result is None for result in results):
-            raise RuntimeError("its ranks do not call the same layers")
+            raise RuntimeError("the ranks call different layers")
         return results
 
 
