@@ -280,7 +280,7 @@ class Settings(QObject):
     def get(self, key: str, kind: type[V]) -> V:
         """Return the value or its default. `kind` is the setting's type."""
         value = self.value(key)
-        assert isinstance(value, kind), f"{key} is no {kind.__name__}"
+        assert isinstance(value, kind), f"{key} is not of type {kind.__name__}"
         return value
 
     def value(self, key: str) -> Value:

@@ -91,11 +91,12 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """Parse a `when` such as "zenMode && !paletteOpen" into a dict that says for each fact whether it must
-    hold."""
+    """Parse a `when` such as "zenMode && !paletteOpen" into a dict from each fact to its required value."""
     # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
-    assert all(map(_CONTEXT_KEY.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
+    assert all(map(_CONTEXT_KEY.fullmatch, facts)), (
+        f"when clause {when!r} is not a list of facts joined by &&"
+    )
     return {fact.removeprefix("!"): not fact.startswith("!") for fact in facts}
 
 

@@ -45,7 +45,7 @@ def find_startup_problem(environ: dict[str, str] | None = None) -> str | None:
     platform = env.get("QT_QPA_PLATFORM", "").split(":")[0].split(";")[0]
     if platform not in _HEADLESS_PLATFORMS and not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
         return (
-            "There is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set. "
+            "No display found: neither DISPLAY nor WAYLAND_DISPLAY is set. "
             "Start the app from a desktop session, or use the command line: rankdeck --help"
         )
     on_x11 = platform == "xcb" or (not platform and not env.get("WAYLAND_DISPLAY"))
@@ -53,7 +53,9 @@ def find_startup_problem(environ: dict[str, str] | None = None) -> str | None:
     missing = [name for name in names if not _can_load(name)]
     if missing:
         packages = " ".join(_XCB_LIBRARIES[name] for name in missing)
-        return f"Qt needs {', '.join(missing)}, which this system lacks: sudo apt install {packages}"
+        return (
+            f"Qt needs libraries that are not installed ({', '.join(missing)}): sudo apt install {packages}"
+        )
     return None
 
 

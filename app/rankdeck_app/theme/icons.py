@@ -100,7 +100,7 @@ ColorSource = Callable[[], QColor]
 def _font_family() -> str:
     """Load the font into the application and return its family name."""
     families = QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(FONT_FILE)))
-    assert families, f"{FONT_FILE} is missing or no font"
+    assert families, f"{FONT_FILE} is missing or not a font"
     return families[0]
 
 

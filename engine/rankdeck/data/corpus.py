@@ -108,7 +108,7 @@ def corpus_files(path: str) -> list[Path]:
     try:
         files = [root] if root.is_file() else list(_walk(root))
         if not root.exists():
-            raise FileNotFoundError(2, "no such file or folder")
+            raise FileNotFoundError(2, "No such file or directory")
     except OSError as error:
         raise _unreadable(root, error) from error
     if not files:

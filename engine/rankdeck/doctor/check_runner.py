@@ -142,7 +142,7 @@ def _start_check(check: Check) -> _RunningCheck:
 
 
 def _pid(process: BaseProcess) -> int:
-    assert process.pid is not None, "it has been started"
+    assert process.pid is not None, "the process has not been started"
     return process.pid
 
 

@@ -33,7 +33,7 @@ def kind_index(kind: str) -> int:
         return KIND_INDEX[kind]
     except KeyError:
         choices = f"{', '.join(MEMORY_KINDS[:-1])} or {MEMORY_KINDS[-1]}"
-        raise ValueError(f"{kind!r} is no kind of memory. Use {choices}.") from None
+        raise ValueError(f"{kind!r} is not a kind of memory. Use {choices}.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Mesh:
 
     @classmethod
     def of(cls, rank: int, **sizes: int) -> Mesh:
-        assert set(sizes) <= set(AXES), f"unknown axis among {sorted(sizes)}"
+        assert set(sizes) <= set(AXES), f"unknown mesh axis in {sorted(sizes)}"
         return cls(tuple((axis, sizes[axis]) for axis in AXES if axis in sizes), rank)
 
     @property

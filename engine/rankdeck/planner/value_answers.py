@@ -116,7 +116,7 @@ class FixedAnswer:
             return largest_result(func, args, kwargs)
         self._num_questions += 1
         if self._num_questions > _MAX_QUESTIONS:
-            raise RuntimeError("The model asks for values without an end.")
+            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} values of tensors.")
         if func is not _aten._local_scalar_dense.default or args[0].dtype == torch.bool:
             return self._answer
         return float(self._answer) if args[0].is_floating_point() else int(self._answer)
@@ -142,7 +142,7 @@ class RecordedAnswers:
             ]
         self._num_recorded += 1
         if self._num_recorded > _MAX_QUESTIONS:
-            raise RuntimeError("The model asks for values without an end.")
+            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} values of tensors.")
         self._answers.setdefault((_current_module(), func, _dtype_kind(tensor)), []).append(out)
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:

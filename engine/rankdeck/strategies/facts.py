@@ -196,7 +196,7 @@ class CollectiveFacts(StrategyFacts):
         self.steps += last
 
     def sent_bytes(self) -> SentBytes | None:
-        return SentBytes("sums inside layers", self._counter.sent_bytes) if self.steps > 1 else None
+        return SentBytes("all-reduces inside layers", self._counter.sent_bytes) if self.steps > 1 else None
 
 
 class StageFacts(StrategyFacts):

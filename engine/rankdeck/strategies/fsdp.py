@@ -58,7 +58,7 @@ class Fsdp(Strategy):
         self._used_weights = UsedWeights([self.module], self._replicated, mesh.get_group())
         self._replicated_sync = GradientSync()
         backend = str(dist.get_backend())
-        label = f"gather and scatter ({backend})"
+        label = f"all-gather and reduce-scatter ({backend})"
         self.facts = ShardFacts(self.module, sharding, setup.accumulate, backend, label)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:

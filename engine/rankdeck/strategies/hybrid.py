@@ -211,7 +211,7 @@ class _FullModel(Strategy):
             half = setup.precision == "bf16"
             sharding = Sharding(axes["shard"], options.reshard, half, self.sample_inputs())
             backend = "gloo" if setup.is_rehearsal else "nccl"
-            label = "gather and scatter over shard"
+            label = "all-gather and reduce-scatter over shard"
             self.facts = ShardFacts(module, sharding, setup.accumulate, backend, label)
         self.replicated = materialize_sharded(
             [module], blank.materialize, split=self.split, sharding=sharding

@@ -120,7 +120,7 @@ class PipelineParallel(Strategy):
         self._traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
-        label = f"point to point ({schedule})"
+        label = f"point-to-point ({schedule})"
         self.facts = StageFacts(label, self.stages, num_microbatches, self._traffic, bubble)
         # Last, once stages are in place: torch's stages keep what they are given.
         self._schedule = self._make_schedule()

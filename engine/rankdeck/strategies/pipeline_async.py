@@ -110,7 +110,7 @@ class AsyncPipeline(PipelineParallel):
             )
         self._versions = WeightVersions(self.cut.stages[self._stage])
         self._traffic = Traffic(self.spans)
-        label = "point to point, no flush"
+        label = "point-to-point, no flush"
         self.facts = StageFacts(
             label, self.stages, self._microbatches_per_update, self._traffic, versions=self._versions
         )
@@ -306,7 +306,7 @@ class AsyncPipeline(PipelineParallel):
         self._was_tracked = is_followed
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        assert not self._in_flight, "the pipe is drained before an evaluation"
+        assert not self._in_flight, "the pipeline is not drained before an evaluation"
         return super().evaluate(batch, num_valid)
 
 

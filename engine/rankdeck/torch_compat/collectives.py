@@ -23,8 +23,8 @@ from rankdeck.base.parsing import parse_json
 from rankdeck.torch_compat.private_api import PrivateApi
 
 FUNCTIONAL_NAMESPACE = "_c10d_functional"
-_BYTES_UNKNOWN = "bytes that tensor and hybrid send are unknown"
-_TIMEOUT_MISSED = "a rank that is suspended or looked at with a debugger may end its run after half an hour"
+_BYTES_UNKNOWN = "the bytes sent under tensor and hybrid are unknown"
+_TIMEOUT_MISSED = "a run may fail if a rank is suspended or paused in a debugger for 30 minutes"
 _KINDS = {
     "allreduce_": "all-reduce",
     "allreduce_coalesced_": "all-reduce",
@@ -51,21 +51,21 @@ _MAX_RECORDED = 64
 PRIVATE_APIS = (
     PrivateApi(
         f"torch._C._distributed_c10d:{_DUMP_FUNCTIONS[0]}",
-        "a hang does not tell which collectives ranks are in",
+        "reports of a hang do not name the collectives that ranks are in",
     ),
     PrivateApi(
         "torch.distributed.distributed_c10d:_set_pg_timeout", _TIMEOUT_MISSED, parameters=("timeout", "group")
     ),
     PrivateApi("torch.distributed.distributed_c10d:_world.pg_map", _TIMEOUT_MISSED),
     PrivateApi("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES_UNKNOWN),
-    PrivateApi("torch.distributed:ProcessGroup.unbox", "what moves in a step is unknown"),
+    PrivateApi("torch.distributed:ProcessGroup.unbox", "the communication of a step is unknown"),
     *(
         PrivateApi(f"torch.ops:{FUNCTIONAL_NAMESPACE}.{name}.default", _BYTES_UNKNOWN)
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
     ),
     PrivateApi(
         "torch.ops._c10d_functional.wait_tensor",
-        "plans of tensor are too large",
+        "plans of tensor overstate memory",
         lookup=lambda: torch.ops._c10d_functional.wait_tensor.default,
     ),
 )

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from .private_api import PrivateApi
 
 _DYNAMO = "torch._dynamo"
-_SLOW_START = "runs start a second later"
+_SLOW_START = "runs take a second longer to start"
 _DISABLED_ATTRIBUTE = "__dynamo_disable"
 """Attribute in which torch stores the version of a function that the compiler skips."""
 PRIVATE_APIS = (

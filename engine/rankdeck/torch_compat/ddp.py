@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 _DDP_PATH = "torch.nn.parallel:DistributedDataParallel"
-_NO_SYNC_TIMES = "times of gradient syncs under ddp are unknown"
-_NO_COMPRESSION = "ddp cannot compress to 16 bits"
-_WRONG_PLANS = "plans of ddp are single's with a set of buckets"
+_NO_SYNC_TIMES = "the times of gradient syncs under ddp are unknown"
+_NO_COMPRESSION = "ddp cannot compress gradients to 16 bits"
+_WRONG_PLANS = "plans of ddp are estimated as single plus gradient buckets"
 PRIVATE_APIS = (
     PrivateApi(f"{_DDP_PATH}._get_ddp_logging_data", _NO_SYNC_TIMES, parameters=("self",)),
     PrivateApi(

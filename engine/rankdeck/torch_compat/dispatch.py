@@ -36,23 +36,30 @@ EFFECTS: dict[OpOverload, int] = {}
 _NO_BACKWARD = -1
 _METADATA_OPS = ("resize_", "resize_as_", "set_", "detach_")
 
-_WRONG_MEMORY = "memory by kind in rehearsals, and plans, cannot be trusted"
+_WRONG_MEMORY = "plans, and memory by kind in rehearsals, are unreliable"
 PRIVATE_APIS = (
     PrivateApi("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _WRONG_MEMORY),
-    PrivateApi("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", parameters=()),
+    # Plans build device meshes outside fake mode (fake_mode_patches.py).
+    PrivateApi(
+        "torch.utils._python_dispatch:_disable_current_modes",
+        "plans of fsdp, tensor and hybrid fail",
+        parameters=(),
+    ),
     PrivateApi(
         "torch.utils._python_dispatch:_get_current_dispatch_mode",
-        "--observe=full cannot follow",
+        "--observe full measures no tensors",
         parameters=(),
     ),
     PrivateApi("torch.utils._pytree:tree_leaves", _WRONG_MEMORY, parameters=("tree",)),
-    PrivateApi("torch.utils._pytree:tree_flatten", "dp cannot cut batches", parameters=("tree",)),
+    PrivateApi("torch.utils._pytree:tree_flatten", "dp cannot scatter batches", parameters=("tree",)),
     PrivateApi(
-        "torch.utils._pytree:tree_unflatten", "dp cannot cut batches", parameters=("leaves", "treespec")
+        "torch.utils._pytree:tree_unflatten", "dp cannot scatter batches", parameters=("leaves", "treespec")
     ),
-    PrivateApi("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
+    PrivateApi("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather the outputs of replicas"),
     PrivateApi(
-        "torch.utils._pytree:tree_map", "models cannot be cut into stages", parameters=("func", "tree")
+        "torch.utils._pytree:tree_map",
+        "pipelines cannot split models into stages",
+        parameters=("func", "tree"),
     ),
     PrivateApi(
         "the _indices and _values of a sparse tensor",
@@ -70,10 +77,14 @@ PRIVATE_APIS = (
         lookup=lambda: torch.ops.aten.add_.Tensor._schema.returns,
     ),
     PrivateApi(
-        "the _overloadname of one", _WRONG_MEMORY, lookup=lambda: torch.ops.aten.add.out._overloadname
+        "the _overloadname of an operation",
+        _WRONG_MEMORY,
+        lookup=lambda: torch.ops.aten.add.out._overloadname,
     ),
     PrivateApi(
-        "the _overloadpacket of one", _WRONG_MEMORY, lookup=lambda: torch.ops.aten.add.out._overloadpacket
+        "the _overloadpacket of an operation",
+        _WRONG_MEMORY,
+        lookup=lambda: torch.ops.aten.add.out._overloadpacket,
     ),
 )
 

@@ -22,7 +22,7 @@ def _local_tensor_annotation() -> Any:
 PRIVATE_APIS = (
     PrivateApi(
         "the _local_tensor of a DTensor",
-        "fsdp, tensor and hybrid are miscounted",
+        "memory under fsdp, tensor and hybrid is wrong",
         lookup=_local_tensor_annotation,
     ),
 )

@@ -36,18 +36,20 @@ _NO_MESHES = "plans of fsdp, tensor and hybrid fail"
 PRIVATE_APIS = (
     *(PrivateApi(f"torch.distributed.device_mesh:DeviceMesh.{name}", _NO_MESHES) for name in _MESH_METHODS),
     PrivateApi(
-        "torch.distributed:broadcast_object_list", "plans over ranks fail", parameters=("object_list",)
+        "torch.distributed:broadcast_object_list", "plans for several ranks fail", parameters=("object_list",)
     ),
     PrivateApi(
-        "torch.distributed.distributed_c10d:isend", "plans of pipelines are too small", parameters=("tensor",)
+        "torch.distributed.distributed_c10d:isend",
+        "plans of pipelines understate memory",
+        parameters=("tensor",),
     ),
     PrivateApi(
         "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
-        "plans of fsdp on hundreds of devices take long",
+        "plans of fsdp on hundreds of devices take longer",
         parameters=("tensor", "num_chunks", "dim"),
     ),
     PrivateApi("torch.nn.init:kaiming_uniform_", "plans take longer", parameters=("tensor",)),
-    PrivateApi("torch:asarray", "plans of models that read safetensors fail"),
+    PrivateApi("torch:asarray", "plans of models that load safetensors files fail"),
 )
 
 
@@ -98,7 +100,7 @@ def patch_deepcopy(replaced: AttributePatches) -> None:
         if id(self) not in memo:
             # torch's own deepcopy refuses these too.
             if not self.is_leaf:
-                raise RuntimeError("Only leaves of the graph support deepcopy.")
+                raise RuntimeError("Only graph leaves support deepcopy.")
             clone = self.detach().clone().requires_grad_(self.requires_grad)
             memo[id(self)] = nn.Parameter(clone, self.requires_grad) if _is_weight(self) else clone
         copy: Tensor = memo[id(self)]

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 
 from rankdeck.torch_compat.private_api import PrivateApi
 
-_NO_PLANS = "plans cannot be made"
-_SLOW_PLANS = "plans take half as long again"
-_NO_THREADED_PLANS = "plans of models that load in several threads fail"
+_NO_PLANS = "all plans fail"
+_SLOW_PLANS = "plans take 1.5 times as long"
+_NO_THREADED_PLANS = "plans of models that load weights in several threads fail"
 
 
 def _make_fake_tensor() -> Any:
@@ -34,9 +34,13 @@ PRIVATE_APIS = (
         "torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW_PLANS, parameters=("fake_mode",)
     ),
     PrivateApi(
-        "torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"
+        "torch._subclasses.fake_tensor:DataDependentOutputException",
+        "error messages of some failed plans are unclear",
     ),
-    PrivateApi("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
+    PrivateApi(
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+        "error messages of some failed plans are unclear",
+    ),
     PrivateApi("torch._C:_get_dispatch_mode", _SLOW_PLANS),
     PrivateApi("torch._C:_DisableTorchDispatch", _NO_PLANS),
     PrivateApi("torch._C:_set_throw_on_mutable_data_ptr", _NO_PLANS),
@@ -45,25 +49,25 @@ PRIVATE_APIS = (
     PrivateApi("the fake_device of a fake tensor", _NO_PLANS, lookup=lambda: _make_fake_tensor().fake_device),
     PrivateApi("the fake_mode of a fake tensor", _SLOW_PLANS, lookup=lambda: _make_fake_tensor().fake_mode),
     PrivateApi(
-        "whether a fake mode is in a kernel",
+        "the in_kernel_invocation of a fake mode",
         _NO_THREADED_PLANS,
         lookup=lambda: _make_fake_tensor().fake_mode.in_kernel_invocation,
     ),
     PrivateApi(
-        "the modes that a fake mode replaced",
+        "the enter_stack of a fake mode",
         _NO_THREADED_PLANS,
         lookup=lambda: _make_fake_tensor().fake_mode.enter_stack,
     ),
     PrivateApi("the constant of a fake tensor", _SLOW_PLANS, lookup=lambda: _make_fake_tensor().constant),
     PrivateApi(
-        "whether its sizes are symbols",
+        "the _has_symbolic_sizes_strides of a fake tensor",
         _SLOW_PLANS,
         lookup=lambda: _make_fake_tensor()._has_symbolic_sizes_strides,
     ),
-    PrivateApi("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
+    PrivateApi("torch.testing._internal.distributed.fake_pg:FakeStore", "plans for several ranks fail"),
     PrivateApi("torch.ops:prim.device.default", _NO_PLANS),
     PrivateApi("torch.ops:aten._local_scalar_dense.default", _NO_PLANS),
-    PrivateApi("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
+    PrivateApi("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs understate memory"),
 )
 
 DEVICE_OP = torch.ops.prim.device.default

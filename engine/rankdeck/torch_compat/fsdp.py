@@ -21,9 +21,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from rankdeck.torch_compat.private_api import PrivateApi
 
-_WRONG_FSDP = "fsdp is wrong where ranks use different weights"
+_WRONG_FSDP = "fsdp hangs or sums wrong gradients if ranks use different weights"
 PRIVATE_APIS = (
-    PrivateApi("the group of a module of fsdp", _WRONG_FSDP, lookup=lambda: FSDPModule._get_fsdp_state),
+    PrivateApi(
+        "the _get_fsdp_state of an FSDPModule", _WRONG_FSDP, lookup=lambda: FSDPModule._get_fsdp_state
+    ),
     PrivateApi(
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward", _WRONG_FSDP
     ),

@@ -25,10 +25,13 @@ _FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _FSDP_COMM_METHODS = ("unshard", "wait_for_unshard", "post_backward")
 
 PRIVATE_APIS = (
-    PrivateApi("torch:UntypedStorage.resize_", "memory of fsdp is overstated"),
-    PrivateApi(f"{_PROPAGATION}:ShardingPropagator.{_PROPAGATE}", "memory of tensor is overstated"),
+    PrivateApi("torch:UntypedStorage.resize_", "memory under fsdp is overstated"),
+    PrivateApi(f"{_PROPAGATION}:ShardingPropagator.{_PROPAGATE}", "memory under tensor is overstated"),
     *(
-        PrivateApi(f"{_FSDP_GROUP}:FSDPParamGroup.{name}", "fsdp's communication is shown as activations")
+        PrivateApi(
+            f"{_FSDP_GROUP}:FSDPParamGroup.{name}",
+            "tensors that fsdp gathers and scatters count as activations",
+        )
         for name in _FSDP_COMM_METHODS
     ),
 )

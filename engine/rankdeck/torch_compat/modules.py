@@ -23,25 +23,31 @@ BatchNorm = _BatchNorm
 """Base class of every batch norm."""
 NormBase = _NormBase
 """Base class of every norm with running statistics."""
-_NO_STAGES = "stages of pipelines and replicas of dp cannot be built"
+_NO_STAGES = "pipelines cannot build stages, and dp cannot make replicas"
 PRIVATE_APIS = (
-    PrivateApi("the tables of a module", _NO_STAGES, lookup=lambda: vars(nn.Module())["_parameters"]),
-    PrivateApi("its table of buffers", _NO_STAGES, lookup=lambda: vars(nn.Module())["_buffers"]),
-    PrivateApi("its table of children", _NO_STAGES, lookup=lambda: vars(nn.Module())["_modules"]),
+    PrivateApi("the _parameters of a module", _NO_STAGES, lookup=lambda: vars(nn.Module())["_parameters"]),
+    PrivateApi("the _buffers of a module", _NO_STAGES, lookup=lambda: vars(nn.Module())["_buffers"]),
+    PrivateApi("the _modules of a module", _NO_STAGES, lookup=lambda: vars(nn.Module())["_modules"]),
     PrivateApi(
-        "its table of hooks", "dp cannot make replicas", lookup=lambda: vars(nn.Module())["_forward_hooks"]
+        "the _forward_hooks of a module",
+        "dp cannot make replicas",
+        lookup=lambda: vars(nn.Module())["_forward_hooks"],
     ),
     PrivateApi(
         "torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", parameters=("self",)
     ),
-    PrivateApi("torch.nn:Module._apply", "plans and fp64 fail", parameters=("self", "fn", "recurse")),
+    PrivateApi("torch.nn:Module._apply", "plans and fp64 runs fail", parameters=("self", "fn", "recurse")),
     PrivateApi(
-        "torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", parameters=("self", "input")
+        "torch.nn:BatchNorm1d._check_input_dim", "synchronized batch norm fails", parameters=("self", "input")
     ),
-    PrivateApi("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
-    PrivateApi("torch.nn.modules.dropout:_DropoutNd", "tensor tries out fewer splits in training mode"),
-    PrivateApi("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
-    PrivateApi("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
+    PrivateApi("torch.nn.modules.batchnorm:_BatchNorm", "synchronized batch norm fails"),
+    PrivateApi(
+        "torch.nn.modules.dropout:_DropoutNd", "tensor checks splits of models with dropout only in eval mode"
+    ),
+    PrivateApi("torch.nn.modules.batchnorm:_NormBase", "activation checkpointing fails"),
+    PrivateApi(
+        "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints omit the extra state of modules"
+    ),
     PrivateApi(
         "the _qkv_same_embed_dim of nn.MultiheadAttention",
         "tensor cannot split attention",

@@ -20,7 +20,7 @@ from rankdeck.torch_compat.private_api import PrivateApi
 
 _STAGE_PATH = "torch.distributed.pipelining:PipelineStage"
 _SCHEDULES_PATH = "torch.distributed.pipelining.schedules"
-_WRONG_STEPS = "pipelines cannot train, or their figures are wrong"
+_WRONG_STEPS = "pipelines cannot train, or report wrong figures"
 PRIVATE_APIS = (
     PrivateApi(f"{_STAGE_PATH}.forward_one_chunk", _WRONG_STEPS, parameters=("self", "fwd_chunk_id", "args")),
     PrivateApi(
@@ -36,10 +36,10 @@ PRIVATE_APIS = (
     PrivateApi(f"{_STAGE_PATH}.get_fwd_send_ops", _WRONG_STEPS, parameters=("self", "fwd_chunk_id")),
     PrivateApi(f"{_STAGE_PATH}.get_bwd_send_ops", _WRONG_STEPS, parameters=("self", "bwd_chunk_id")),
     PrivateApi(f"{_SCHEDULES_PATH}:get_schedule_class", _WRONG_STEPS, parameters=("schedule_name",)),
-    PrivateApi(f"{_SCHEDULES_PATH}:logger", "failures inside a stage print torch's whole schedule"),
-    PrivateApi("torch:Tensor._is_view", "schedules that split backward fail where a stage hands on a view"),
+    PrivateApi(f"{_SCHEDULES_PATH}:logger", "errors in a stage print torch's whole schedule"),
+    PrivateApi("torch:Tensor._is_view", "schedules that split the backward fail if a stage outputs a view"),
     PrivateApi(
-        "torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"
+        "torch.distributed.pipelining.stage:_RecvInfo", "receive buffers of pipelines count as activations"
     ),
 )
 

@@ -47,7 +47,7 @@ class PrivateApi:
             for parameter in parameters[len(self.parameters) :]
             if parameter.default is parameter.empty and parameter.kind not in _OPEN_ENDED
         ]
-        return f"{self.path} wants {', '.join(needed)} besides" if needed else None
+        return f"{self.path} also requires {', '.join(needed)}" if needed else None
 
 
 _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

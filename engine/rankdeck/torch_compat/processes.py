@@ -12,10 +12,10 @@ from typing import Any
 from rankdeck.torch_compat.private_api import PrivateApi
 
 PRIVATE_APIS = (
-    PrivateApi("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", parameters=()),
+    PrivateApi("torch.cuda:_is_in_bad_fork", "CUDA may be unusable in CPU runs", parameters=()),
     PrivateApi(
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
-        "workers of a loader live on for a while",
+        "DataLoader workers may exit late",
         parameters=("self",),
     ),
 )

@@ -67,6 +67,7 @@ def version_problem(version: str | None = None) -> Problem | None:
     if is_known(installed):
         return None
     moved = [api for api in private_apis() if api.find_change() is not None]
+    # Several APIs may share a consequence.
     doubts = "; ".join(dict.fromkeys(api.consequence for api in moved))
     template = _CHANGED_TEXT if moved else _UNCHANGED_TEXT
     # An event of the run and no Python warning: each rank would print one, and a dashboard shows none.

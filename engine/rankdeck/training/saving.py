@@ -94,7 +94,7 @@ class Saver:
             self._components.strategy.load_extra_state(extra)
         # Random states of another layout are never continued, so they need no warning.
         elif any(not name.startswith("random.") for name in extra):
-            missing = [*missing, "what compression of gradients has left out so far"]
+            missing = [*missing, "the accumulated error of gradient compression"]
         self._report_unsaved(
             missing,
             tr_noop(

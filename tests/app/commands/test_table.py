@@ -68,7 +68,7 @@ def test_duplicate_ids_and_invalid_when_clauses_raise() -> None:
     with pytest.raises(AssertionError, match="registered twice"):
         table.register(Command("a.b", "A: C", lambda: None))
     for when in ("a &&", "a b", "a ? b", "&& a", "a || b", "!"):
-        with pytest.raises(AssertionError, match="when:"):
+        with pytest.raises(AssertionError, match="when clause"):
             table.register(Command("a.c", "A: C", lambda: None, when=when))
 
 

@@ -220,7 +220,7 @@ def test_resume_restores_the_loss_scale_but_not_compression_errors(
     monkeypatch.setattr(LossScaling, "pop_state", lambda _, states: taken.append(states.pop("loss-scaling")))
     (problem,) = run_and_read_problems(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
     assert taken[0].tolist() == [8.0, 1.0]
-    assert "does not restore what compression of gradients has left out so far" in problem
+    assert "does not restore the accumulated error of gradient compression" in problem
 
 
 def test_unsavable_state_is_found_after_the_first_step(tmp_path: Path) -> None:

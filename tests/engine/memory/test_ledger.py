@@ -391,7 +391,7 @@ def test_host_memory_can_be_excluded() -> None:
 
 
 def test_an_unknown_kind_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"'gradient' is no kind of memory\. Use parameters, gradients"):
+    with pytest.raises(ValueError, match=r"'gradient' is not a kind of memory\. Use parameters, gradients"):
         Ledger(1).phase("gradient")
 
 

@@ -152,7 +152,7 @@ def test_bytes_of_all_axes_are_reported_together(four_ranks: RankSet, tmp_path: 
     for rank in range(4):
         rank_events = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
         comm = [event for event in rank_events if isinstance(event, events.Comm)][-1]
-        assert comm.algorithm == "point to point (1f1b); ring over data" and comm.measured
+        assert comm.algorithm == "point-to-point (1f1b); ring over data" and comm.measured
         assert comm.sent_bytes > 0
 
 

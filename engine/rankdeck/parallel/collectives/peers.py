@@ -21,7 +21,7 @@ class Peers:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
-        assert self.group is not None, "the process group is made before the strategy"
+        assert self.group is not None, "there is no process group"
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
         self.global_ranks: list[int] = dist.get_process_group_ranks(self.group)

@@ -214,7 +214,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
         return min(options, default=None)
 
     stages = best(0, num_stages)
-    assert stages is not None, "there are enough units with weights"
+    assert stages is not None, "fewer units with weights than stages"
     return list(stages[2][:-1])
 
 

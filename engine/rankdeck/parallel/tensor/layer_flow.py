@@ -87,7 +87,7 @@ def _find_from_forward(
     def between(nodes: _ModuleNodes) -> LayerFlow:
         missing = [name for name in layers if not nodes.outputs.get(name)]
         if missing or not nodes.inputs:
-            raise LookupError(f"{missing} took no part in the forward")
+            raise LookupError(f"{missing} were not called in the forward")
         weights = {
             group.row: tuple(
                 _iter_weights(nodes, group, names, includes_feature_ops=isinstance(group, FeedForwardPair))
@@ -190,7 +190,7 @@ def _iter_weights(
     for node in _nodes_between(nodes.output_nodes(group.columns), nodes.inputs.get(group.row, ())):
         weight = getattr(node, "variable", None)
         if weight is not None:
-            yield names.get(id(weight), "a tensor that is no parameter")
+            yield names.get(id(weight), "a tensor that is not a parameter")
         elif includes_feature_ops and any(op_name in node.name() for op_name in _FEATURE_OPS):
             yield node.name()
 

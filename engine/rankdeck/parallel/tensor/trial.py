@@ -217,7 +217,7 @@ class _ThreadExchange:
         if errors:
             raise errors[0]
         if any(result is None for result in results):
-            raise RuntimeError("its ranks do not call the same layers")
+            raise RuntimeError("the ranks call different layers")
         return results
 
 

@@ -191,13 +191,13 @@ def concatenate(values: Sequence[Any]) -> Any:
     """
     leaves, specs = zip(*map(tree_flatten, values), strict=True)
     if any(spec != specs[0] for spec in specs):
-        raise ValueError("slices of different structures")
+        raise ValueError("The slices have different structures, so they cannot be concatenated.")
     together = []
     for same in zip(*leaves, strict=True):
         if not isinstance(same[0], Tensor):
             together.append(same[0])
         elif same[0].ndim == 0 or any(tensor.shape[1:] != same[0].shape[1:] for tensor in same):
-            raise ValueError("slices that cannot be put together")
+            raise ValueError("The slices contain tensors whose shapes cannot be concatenated.")
         else:
             together.append(torch.cat(same))
     return tree_unflatten(together, specs[0])
