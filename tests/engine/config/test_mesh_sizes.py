@@ -39,17 +39,17 @@ def test_given_sizes_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "message"),
     [
         (", data = 3", "needs data 3 = 3 devices, but there are 4."),
         (", stage = 2, tensor = 4", "needs stage 2 x tensor 4 = 8 devices, but there are 4."),
     ],
 )
-def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, words: str) -> None:
+def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_text(hybrid(sizes), folder=Path("/somewhere"))
     (problem,) = caught.value.problems
-    assert words in problem.message and problem.advice is not None
+    assert message in problem.message and problem.advice is not None
     for choice in problem.advice.removeprefix("Set in strategy: ").rstrip(".").split("; or ")[:-1]:
         assert math.prod(int(size.rpartition("= ")[2]) for size in choice.split(", ")) == 4
 

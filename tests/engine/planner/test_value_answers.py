@@ -98,7 +98,7 @@ train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
 
 def test_endless_questions_raise_an_error() -> None:
     answers = value_answers.FixedAnswer(True)
-    ask = functools.partial(answers, torch.ops.aten._local_scalar_dense.default, (torch.tensor(True),), {})
-    assert all(ask() is True for _ in range(value_answers._MAX_QUESTIONS))
+    answer = functools.partial(answers, torch.ops.aten._local_scalar_dense.default, (torch.tensor(True),), {})
+    assert all(answer() is True for _ in range(value_answers._MAX_QUESTIONS))
     with pytest.raises(RuntimeError, match="without an end"):
-        ask()
+        answer()

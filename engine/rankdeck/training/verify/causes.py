@@ -36,7 +36,9 @@ class Discrepancy:
     @property
     def names(self) -> list[str]:
         """Names of the tensors that differ, each once, the largest difference first."""
-        ordered = sorted(self.differences, key=lambda found: (not found.is_missing, -found.relative))
+        ordered = sorted(
+            self.differences, key=lambda difference: (not difference.is_missing, -difference.relative)
+        )
         return list(dict.fromkeys(difference.name for difference in ordered if difference.kind != "loss"))
 
 
