@@ -49,7 +49,7 @@ def gpu(*args: str | Path, without: tuple[str, ...] = (), folder: Path) -> subpr
     )
 
 
-def part(folder: Path, name: str) -> dict[str, object]:
+def read_part(folder: Path, name: str) -> dict[str, object]:
     result: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
     return result
 
@@ -71,10 +71,10 @@ def test_a_dry_run_measures_something_in_every_part_and_says_what_it_is(
     assert lines and [line for line in lines if not line.startswith("dry run: ")] == []
     assert done.stderr == ""
     for name in names:
-        result = part(tmp_path, name)
+        result = read_part(tmp_path, name)
         assert result["rows"] and result["cannot"] is None and not result["failures"], result
         assert name in ("suite", "pace") or result["misses"] == []
-    assert "suite" not in names or len(part(tmp_path, "suite")["rows"]) >= 7  # type: ignore[arg-type]
+    assert "suite" not in names or len(read_part(tmp_path, "suite")["rows"]) >= 7  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -85,11 +85,11 @@ def test_a_part_without_its_packages_names_them_and_the_others_go_on(tmp_path: P
     done = gpu("--dry-run", *options, without=without, folder=tmp_path)
     assert done.returncode == 1
     assert "page needs nvml, ranks too" in done.stdout and done.stderr == ""
-    lacks = {name: part(tmp_path, name)["cannot"] for name in part_names}
+    lacks = {name: read_part(tmp_path, name)["cannot"] for name in part_names}
     assert str(lacks["suite"]).startswith("bring nvidia-ml-py, rich, typer, pytest:")
     assert str(lacks["pace"]).startswith("bring nvidia-ml-py, rich, typer:")
     assert str(lacks["kernels"]).startswith("bring nvidia-ml-py:") and lacks["peaks"] is None
-    assert part(tmp_path, "peaks")["rows"] and not part(tmp_path, "peaks")["failures"]
+    assert read_part(tmp_path, "peaks")["rows"] and not read_part(tmp_path, "peaks")["failures"]
 
 
 def test_without_a_gpu_nothing_is_measured_or_written(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("called", "places"),
+    ("called", "files"),
     [
         # Where it is measured too; an icon is a letter of its font in a square of its own.
         (
@@ -370,13 +370,13 @@ def test_no_two_public_classes_have_one_name() -> None:
     ],
 )
 def test_what_is_done_in_one_place_is_done_nowhere_else(
-    called: tuple[str, ...], places: tuple[str, ...]
+    called: tuple[str, ...], files: tuple[str, ...]
 ) -> None:
     calls = {
         f"{relative_name(file)}:{node.lineno}"
         for package in ("app", "engine")
         for file in list_sources(package)
-        if not relative_name(file).endswith(places)
+        if not relative_name(file).endswith(files)
         for node in iter_nodes(file, called)
         if isinstance(node, ast.Attribute) and node.attr in called
     }

@@ -78,7 +78,7 @@ def test_a_planted_break_is_caught_and_a_harmless_one_survives(
     assert (tree.root / ENGINE / "sums.py").read_text() == source.read_text()
     # What a run that was stopped had found is known to the next one, until a test changes.
     again = run.Known(tmp_path / "kept")
-    table.write([caught, unseen], tmp_path / "nothing", lambda one: again.result(one, original))
+    table.write([caught, unseen], tmp_path / "nothing", lambda planted: again.result(planted, original))
     assert "2 fixed: 1 caught, 0 harmless, 1 survived" in table.PAGE.read_text()
     with (original / "tests/test_sums.py").open("a") as file:
         file.write("# another test\n")

@@ -153,10 +153,10 @@ def test_names_of_tests_are_short() -> None:
 
 def test_no_sentence_on_a_surface_is_a_riddle() -> None:
     odd = [
-        f"{relative_name(file)}:{line}: {found[0]}"
+        f"{relative_name(file)}:{line}: {match[0]}"
         for file in list_sources("engine", "app")
         for line, text in [*_surface_texts(file), *iter_docstrings(file)]
-        if (found := BANNED_PHRASES.search(text))
+        if (match := BANNED_PHRASES.search(text))
     ]
     assert not odd
 
@@ -164,11 +164,11 @@ def test_no_sentence_on_a_surface_is_a_riddle() -> None:
 def test_no_page_is_a_riddle() -> None:
     pages = [*list_sources("docs", suffix=".md"), CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md"]
     odd = [
-        f"{relative_name(page)}: {found[0]}"
+        f"{relative_name(page)}: {match[0]}"
         for page in pages
         if relative_name(page) not in _RECORDED_PAGES
         for text in iter_prose(page)
-        for found in BANNED_PHRASES.finditer(text)
+        for match in BANNED_PHRASES.finditer(text)
     ]
     assert not odd
 

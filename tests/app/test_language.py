@@ -278,14 +278,14 @@ def _is_untranslatable(text: ast.expr, values: dict[str, list[ast.expr]]) -> boo
     match text:
         case ast.JoinedStr():
             return True
-        case ast.Constant(value=str(words)):
-            return " " in words
+        case ast.Constant(value=str(literal)):
+            return " " in literal
         case ast.BinOp(left=left, op=ast.Add() | ast.Mod(), right=right):
             return any(isinstance(operand, ast.JoinedStr | ast.Constant) for operand in (left, right))
         case ast.IfExp(body=body, orelse=other):
             return _is_untranslatable(body, values) or _is_untranslatable(other, values)
-        case ast.BoolOp(values=parts):
-            return any(_is_untranslatable(part, values) for part in parts)
+        case ast.BoolOp(values=operands):
+            return any(_is_untranslatable(operand, values) for operand in operands)
         case ast.Name(id=name):
             return any(_is_untranslatable(value, {}) for value in values.get(name, []))
     return False

@@ -83,7 +83,7 @@ def main() -> None:
             of = "one device" if chosen else "all devices"
             for section in page.parts():
                 spent_ms = cpu_ms(
-                    lambda part=section: (take(), page.draw(part), app.processEvents()), args.draws
+                    lambda section=section: (take(), page.draw(section), app.processEvents()), args.draws
                 )  # type: ignore[misc]
                 middle, worst = spent_ms[len(spent_ms) // 2], spent_ms[int(0.99 * len(spent_ms))]
                 per_s += DRAWS_PER_S * middle if not chosen else 0

@@ -48,10 +48,10 @@ def press_keys(app: RealApp, *keys: str) -> None:
         app.press(key)
 
 
-def tab_to(app: RealApp, name: str, most: int = 80) -> None:
+def tab_to(app: RealApp, name: str, max_tabs: int = 80) -> None:
     """Tab until the keyboard is at what has this name."""
     focused_names: list[str] = []
-    for _ in range(most):
+    for _ in range(max_tabs):
         if any(name in focused_name for focused_name in app.evaluate(FOCUS)):
             return
         focused_names += app.evaluate(FOCUS)

@@ -29,18 +29,18 @@ def written(tmp_path: Path) -> Iterator[WrittenRun]:
 
 
 def report_clock(run: RunDir, *lines: dict[str, Any] | str, attempt: int = 0) -> None:
-    usual = {"attempt": attempt, "since": 0.0, "within_s": 0.001}
+    defaults = {"attempt": attempt, "since": 0.0, "within_s": 0.001}
     with open(run.path / "clocks.jsonl", "a") as file:
         for line in lines:
-            file.write(line if isinstance(line, str) else json.dumps({**usual, **line}) + "\n")
+            file.write(line if isinstance(line, str) else json.dumps({**defaults, **line}) + "\n")
 
 
-def write_events(made: WrittenRun) -> None:
+def write_events(run: WrittenRun) -> None:
     """Three hosts with a rank each, that did everything at the same moments."""
-    made.start(3, device_infos(3))
+    run.start(3, device_infos(3))
     for rank, ahead_s in AHEAD_S.items():
         start_time = 2_000_000.0 + ahead_s
-        path = made.dir.events_folder / f"rank-{rank}.0.jsonl"
+        path = run.dir.events_folder / f"rank-{rank}.0.jsonl"
         new_events: list[events.Event] = [
             events.Steps(
                 rank=rank, first=1, loss_sum=[1.0, 1.0], count=[1.0, 1.0], lr=[0.1, 0.1], samples=[1, 1],

@@ -42,9 +42,9 @@ class Suite:
         self.storms = Recorded(cache / f"storms.{seed}.jsonl", Storm, lambda record: str(record.seed))
         if options.again:
             for recorded in (self.trials, self.healthy, self.storms):
-                recorded.keep(recorded.right)
+                recorded.retain(recorded.right)
         # A kind may have got another name since.
-        self.trials.keep([f"{record.kind} {record.seed}" for record in self.trials if record.kind in KINDS])
+        self.trials.retain([f"{record.kind} {record.seed}" for record in self.trials if record.kind in KINDS])
 
     def run(self, folder: Path) -> None:
         """Everything that is still to do."""

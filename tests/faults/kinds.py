@@ -56,7 +56,7 @@ class Kind:
     hangs: bool = False
     of_scripts: Expected | None = None
     workers: int = 0
-    moments: tuple[str, ...] = ("first", "middle", "last")
+    phases: tuple[str, ...] = ("first", "middle", "last")
     everywhere: bool = False
     shows_s: float = 0.0
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def _raises(name: str, act: str, *fragments: str, where: tuple[str, ...] = RAISE
 
 def _hang(name: str, act: str, expected: Expected = HANG, of_scripts: Expected = STILL, **more: Any) -> Kind:
     return Kind(
-        name, act, expected, hangs=True, of_scripts=of_scripts, **{"moments": ("middle", "last"), **more}
+        name, act, expected, hangs=True, of_scripts=of_scripts, **{"phases": ("middle", "last"), **more}
     )
 
 
@@ -104,12 +104,12 @@ def _damaged(act: str) -> Kind:
         exit_codes=(0,),
     )
     restarts = {"launch": {"max_restarts": 1}}
-    return Kind(f"{act} at a restart", act, expected, classes=OURS, moments=("late",), more=restarts)
+    return Kind(f"{act} at a restart", act, expected, classes=OURS, phases=("late",), more=restarts)
 
 
 def _bad_disk(act: str, text: str) -> Kind:
     expected = Expected((), (text,), rank="any", severity="reason", exit_codes=(1, 3))
-    return Kind(f"{act} from a step on", act, expected, classes=OURS, moments=("middle",), loses_events=True)
+    return Kind(f"{act} from a step on", act, expected, classes=OURS, phases=("middle",), loses_events=True)
 
 
 SIGNALS = (
@@ -154,7 +154,7 @@ EXITS = (
         Expected(("rank-left", "rank-exited"), ("status 0",)),
         COMPUTES,
         classes=("script, ddp",),
-        moments=("first", "middle"),
+        phases=("first", "middle"),
     ),
     Kind("os._exit(7)", "os._exit(7)", Expected(("rank-exited",), ("status 7",)), IN_RANK),
     Kind(
@@ -223,7 +223,7 @@ EXCEPTIONS = (
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
         shows_s=5.0,
     ),
     Kind(
@@ -233,7 +233,7 @@ EXCEPTIONS = (
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
-        moments=("first",),
+        phases=("first",),
         shows_s=5.0,
     ),
 )
@@ -243,7 +243,7 @@ START = (
         "ImportError",
         Expected((), ("flash_attn",), exit_codes=(1, 2)),
         ("import",),
-        moments=("first",),
+        phases=("first",),
         everywhere=True,
     ),
     Kind(
@@ -252,14 +252,14 @@ START = (
         Expected((), ("bad batch 17",), exit_codes=(1, 2)),
         ("import",),
         classes=SEVERAL,
-        moments=("first",),
+        phases=("first",),
     ),
     Kind(
         "model factory raises",
         "ValueError",
         Expected((), ("bad batch 17",), exit_codes=(1, 2)),
         ("factory",),
-        moments=("first",),
+        phases=("first",),
         everywhere=True,
     ),
     Kind(
@@ -267,7 +267,7 @@ START = (
         "SIGKILL",
         Expected(("rank-killed",), ("SIGKILL",)),
         ("factory",),
-        moments=("first",),
+        phases=("first",),
     ),
 )
 STARTED = (
@@ -285,7 +285,7 @@ STARTED = (
             exit_codes=(0, 1, 2, 3),
         ),
         outside="fill disk",
-        moments=("first",),
+        phases=("first",),
     ),
     Kind(
         "terminal closed at the start",
@@ -294,7 +294,7 @@ STARTED = (
         Expected((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, 141, -1)),
         ("start",),
         outside="close terminal",
-        moments=("first",),
+        phases=("first",),
     ),
     Kind(
         "folder of runs removed at the start",
@@ -302,7 +302,7 @@ STARTED = (
         Expected((), ("folder",), severity="reason", outcome=("none",), exit_codes=(1, 2, 3)),
         ("start",),
         outside="remove runs",
-        moments=("first",),
+        phases=("first",),
     ),
 )
 NUMBERS = (
@@ -313,7 +313,7 @@ NUMBERS = (
         Expected(("loss-not-finite",), ("NaN",)),
         ("loss",),
         classes=OURS,
-        moments=("middle", "last"),
+        phases=("middle", "last"),
     ),
     Kind(
         "infinite gradients",
@@ -321,7 +321,7 @@ NUMBERS = (
         Expected(("loss-not-finite",), (), rank="any"),
         ("backward",),
         classes=OURS,
-        moments=("middle",),
+        phases=("middle",),
     ),
     _raises("fewer targets than outputs", "fewer targets", "batch", where=("loss",)),
     _raises("targets of another dtype", "float targets", "", where=("loss",)),
@@ -329,9 +329,7 @@ NUMBERS = (
     Kind("one sample of another shape", "odd sample", Expected((), ("stack",), exit_codes=(1, 2)), ("data",)),
     _raises("activations of another shape", "narrow", "", where=("forward",)),
     # Nor here: it computes in fp64, which is that dtype.
-    _raises(
-        "activations of another dtype", "other dtype", "", where=("forward",), moments=("middle", "last")
-    ),
+    _raises("activations of another dtype", "other dtype", "", where=("forward",), phases=("middle", "last")),
 )
 HANGS = (
     _hang("endless loop", "spin", classes=(*OUR_SEVERAL, "script, ddp")),
@@ -352,7 +350,7 @@ HANGS = (
         Expected(("hang",), ("while the other ranks waited", "sleep")),
         where=("import",),
         classes=("ddp", "fsdp", "script, ddp"),
-        moments=("first",),
+        phases=("first",),
     ),
     _hang(
         "waits for a message that nobody sends",
@@ -381,7 +379,7 @@ HANGS = (
             exit_codes=(130, 1),
         ),
         classes=("ddp", "fsdp", "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
     ),
     _hang(
         "collectives in another order",
@@ -396,14 +394,14 @@ HANGS = (
             exit_codes=(130,),
         ),
         classes=("ddp", "fsdp", "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
     ),
     Kind(
         "a collective with different shapes",
         "other shape",
         Expected(("collectives-differ",), ("different shapes", "all_reduce number"), rank="none"),
         classes=("ddp", "fsdp", "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
         everywhere=True,
     ),
     _hang(
@@ -432,7 +430,7 @@ HANGS = (
         ),
         outside="suspend rank",
         hangs=True,
-        moments=("middle",),
+        phases=("middle",),
     ),
 )
 MACHINE = (
@@ -449,7 +447,7 @@ MACHINE = (
         ),
         outside="suspend supervisor",
         hangs=True,
-        moments=("middle",),
+        phases=("middle",),
     ),
     Kind(
         "supervisor killed",
@@ -484,7 +482,7 @@ MACHINE = (
         ("save",),
         classes=OURS,
         outside="move run",
-        moments=("first", "middle"),
+        phases=("first", "middle"),
     ),
     Kind(
         "run directory moved, and another in its place",
@@ -492,7 +490,7 @@ MACHINE = (
         Expected(("run-folder",), ("moved to",), rank="none"),
         outside="replace run",
     ),
-    Kind("run frozen for 40 s", "nothing", GOES_ON, outside="freeze run", moments=("middle",)),
+    Kind("run frozen for 40 s", "nothing", GOES_ON, outside="freeze run", phases=("middle",)),
     Kind("requests folder removed", "nothing", GOES_ON, classes=OURS, outside="remove requests"),
     Kind(
         "store killed",
@@ -506,14 +504,14 @@ MACHINE = (
         "reset",
         Expected((), (), rank="any"),
         classes=(*OUR_SEVERAL, "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
     ),
     Kind(
         "closes all its files",
         "close all",
         Expected((), (), rank="any"),
         classes=("ddp", "fsdp", "script, ddp"),
-        moments=("middle",),
+        phases=("middle",),
     ),
     Kind("stdout closed", "close stdout", GOES_ON),
     Kind("prints to nobody", "print to nobody", Expected((), ("closed file",)), COMPUTES),
@@ -537,15 +535,15 @@ MACHINE = (
     ),
     Kind("a thread that does not end", "thread stays", GOES_ON, classes=OURS),
     Kind("an exit handler that does not end", "stays at exit", GOES_ON, classes=OURS),
-    Kind("slow save", "slow", GOES_ON, ("save",), classes=OURS, moments=("first", "middle")),
-    Kind("slow evaluation", "slow", GOES_ON, ("evaluation",), moments=("first", "middle")),
+    Kind("slow save", "slow", GOES_ON, ("save",), classes=OURS, phases=("first", "middle")),
+    Kind("slow evaluation", "slow", GOES_ON, ("evaluation",), phases=("first", "middle")),
     Kind(
         "state that no file can hold",
         "no file can hold it",
         Expected((), ("model",), rank="any"),
         ("none",),
         classes=OURS,
-        moments=("first",),
+        phases=("first",),
     ),
     Kind(
         "parameters without a gradient",
@@ -554,7 +552,7 @@ MACHINE = (
         Expected(("unused-parameters",), (), rank="any", exit_codes=(1, 2)),
         ("none",),
         classes=("ddp", "script, ddp"),
-        moments=("first",),
+        phases=("first",),
         everywhere=True,
     ),
 )
@@ -564,7 +562,7 @@ DISK = (
         "disk full",
         Expected((), ("o space",), rank="any", severity="reason", exit_codes=(1, 3)),
         classes=OURS,
-        moments=("middle",),
+        phases=("middle",),
         loses_events=True,
     ),
     _bad_disk("disk read-only", "ead-only file system"),
@@ -581,7 +579,7 @@ DISK = (
             exit_codes=(0,),
         ),
         classes=OURS,
-        moments=("early",),
+        phases=("early",),
         loses_events=True,
     ),
     Kind(
@@ -595,7 +593,7 @@ DISK = (
             outcome=("completed",),
             exit_codes=(0,),
         ),
-        moments=("early", "middle"),
+        phases=("early", "middle"),
         loses_events=True,
     ),
     _damaged("damaged checkpoint"),
@@ -613,7 +611,7 @@ DISK = (
             exit_codes=(0, 1, 3),
         ),
         classes=OURS,
-        moments=("middle",),
+        phases=("middle",),
         loses_events=True,
     ),
     Kind(
@@ -621,7 +619,7 @@ DISK = (
         "weights in the way",
         Expected(("weights-not-saved",), ("final weights", "directory"), rank="any"),
         classes=OURS,
-        moments=("early",),
+        phases=("early",),
     ),
     _raises("an end.json of its own, then an exception", "own end", "ValueError", "bad batch 17", where=STEP),
     Kind(
@@ -655,7 +653,7 @@ def draw(kind: Kind, choose: random.Random) -> Drawn:
     """Class, place and moment."""
     job = choose.choice(kind.classes)
     where = choose.choice([location for location in kind.where if _exists(location, job)] or kind.where)
-    phase = choose.choice(kind.moments)
+    phase = choose.choice(kind.phases)
     steps = 120
     step = {
         # The first few are steps of a trial, which comes before the first step.

@@ -40,7 +40,7 @@ class Recorded(Generic[T]):
         with self._file.open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
-    def keep(self, keys: Iterable[str]) -> None:
+    def retain(self, keys: Iterable[str]) -> None:
         """Forget all others."""
         self._records = {key: self._records[key] for key in keys if key in self._records}
         self._file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in self))

@@ -170,7 +170,7 @@ def test_a_record_that_was_cut_off_goes_on(tmp_path: Path) -> None:
         cut.write(b'{"seed": 3, "ki')
     again = opened()
     assert "a 1" in again and "a 2" in again and "a 3" not in again
-    again.keep(again.right)
+    again.retain(again.right)
     assert [*opened()] == [right]
 
 

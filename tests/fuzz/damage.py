@@ -420,4 +420,4 @@ def damages() -> st.SearchStrategy[list[Damage]]:
     """First the lines: they have to be there when files are broken."""
     many = st.one_of(*[st.just([])] * 60, st.lists(MANY, max_size=1))
     strategies = st.tuples(st.lists(LINES, max_size=12), st.lists(DAMAGE, max_size=4), many)
-    return strategies.map(lambda lists: [damage for part in lists for damage in part])
+    return strategies.map(lambda lists: [damage for group in lists for damage in group])

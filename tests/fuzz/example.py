@@ -99,7 +99,7 @@ class Place:
         with self.environment():
             run = self.make(case)
             before = facts(self.folder_of_case)
-            with _held(run / "guard.lock", case.is_alive):
+            with _locked(run / "guard.lock", case.is_alive):
                 for read in map(READERS.__getitem__, case.readers):
                     with watched(read.__name__):
                         read(RunDir(run))
@@ -117,7 +117,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def _held(lock: Path, is_alive: bool) -> Iterator[None]:
+def _locked(lock: Path, is_alive: bool) -> Iterator[None]:
     """As by a guard, where the file is one."""
     if not (is_alive and files.is_regular(lock)):
         yield

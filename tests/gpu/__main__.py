@@ -35,7 +35,7 @@ if __name__ == "__main__":  # a test that imports this has its own places to loo
 
 from tests.gpu.children import ChildError, in_child
 from tests.gpu.page import page_of
-from tests.gpu.part import Part, read, say
+from tests.gpu.part import Part, print_lines, read
 
 GRACE_S = 10.0
 """How long a part may take to come to its end once its time is over."""
@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update(RANKDECK_HOME=f"{home}/home", RANKDECK_RUNS=f"{home}/runs")
         facts, reason = _facts(dry_run, folder)
         if reason is not None and not dry_run:
-            say(f"{reason} What can be tried without one: python -m tests.gpu --dry-run", dry_run=False)
+            print_lines(
+                f"{reason} What can be tried without one: python -m tests.gpu --dry-run", dry_run=False
+            )
             return 3
         names = args.part or list(PARTS)
         _import_torch(names)
@@ -187,7 +189,7 @@ def _run(name: str, part: Part, rows: int | None) -> None:
     """One part in a process of its own, which is ended when it does not come to its end in time."""
     part.at = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     part.save()
-    say(f"{name}: at most {part.budget_s:.0f} s", dry_run=part.dry_run)
+    print_lines(f"{name}: at most {part.budget_s:.0f} s", dry_run=part.dry_run)
     missing = _missing(PARTS[name].needs)
     if missing:
         part.refuse(_to_bring(missing))
@@ -219,12 +221,12 @@ def _write_page(parts: Sequence[Part], page: Path | None, *, dry_run: bool) -> N
     missing = [name for name in PARTS if name not in {part.name for part in parts}]
     page = page or (None if dry_run else CHECKOUT / "docs/gpu.md")
     if missing:
-        say(f"The page needs {', '.join(missing)} too.", dry_run=dry_run)
+        print_lines(f"The page needs {', '.join(missing)} too.", dry_run=dry_run)
     elif page is not None:
         page.write_text(page_of(parts))
-        say(f"Written: {page}", dry_run=dry_run)
+        print_lines(f"Written: {page}", dry_run=dry_run)
         if not dry_run:
-            say(
+            print_lines(
                 "README.md and docs/accuracy.md may still say that nothing was measured on a GPU.",
                 dry_run=False,
             )

@@ -80,7 +80,7 @@ class Part:
         self._report(f"cannot be measured: {reason}")
 
     def _report(self, text: str) -> None:
-        say(f"{self.name}: {text}", dry_run=self.dry_run)
+        print_lines(f"{self.name}: {text}", dry_run=self.dry_run)
         self.save()
 
     def save(self) -> None:
@@ -96,7 +96,7 @@ def read(file: Path) -> Part:
     return Part(**json.loads(file.read_text()), folder=file.parent)
 
 
-def say(text: str, *, dry_run: bool) -> None:
+def print_lines(text: str, *, dry_run: bool) -> None:
     """Lines for people; a dry run says on each of them that it is one."""
     for line in text.splitlines():
         print(f"{DRY_RUN}: {line}" if dry_run else line, flush=True)

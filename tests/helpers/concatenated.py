@@ -14,11 +14,11 @@ FEATURES = 16
 
 
 class Graphs:
-    """Graphs of 4 to `most` nodes with some edges to each, all of one batch in one."""
+    """Graphs of 4 to `max_nodes` nodes with some edges to each, all of one batch in one."""
 
-    def __init__(self, samples: int = 256, most: int = 64) -> None:
+    def __init__(self, samples: int = 256, max_nodes: int = 64) -> None:
         drawn = torch.Generator().manual_seed(0)
-        self.nodes = (4 + (most - 4) * torch.rand(samples, generator=drawn) ** 2).long().tolist()
+        self.nodes = (4 + (max_nodes - 4) * torch.rand(samples, generator=drawn) ** 2).long().tolist()
         self.edges = [
             int(num * factor)
             for num, factor in zip(
@@ -73,11 +73,11 @@ class GraphNet(nn.Module):
 
 
 class Packed:
-    """Sequences of 4 to `most` tokens, all of one batch in one row, with offsets and the longest length."""
+    """Sequences of 4 to `max_length` tokens, a batch in one row, with offsets and the longest length."""
 
-    def __init__(self, samples: int = 256, most: int = 64) -> None:
+    def __init__(self, samples: int = 256, max_length: int = 64) -> None:
         drawn = torch.Generator().manual_seed(1)
-        self.lengths = (4 + (most - 4) * torch.rand(samples, generator=drawn) ** 3).long().tolist()
+        self.lengths = (4 + (max_length - 4) * torch.rand(samples, generator=drawn) ** 3).long().tolist()
 
     def __len__(self) -> int:
         return len(self.lengths)

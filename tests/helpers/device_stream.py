@@ -59,20 +59,20 @@ class DeviceStream:
     ) -> None:
         """Until the registry says so."""
 
-        def holds() -> object:
+        def is_met() -> object:
             with self._lock:
                 return condition(self.registry)
 
-        wait_until(holds, what=what, deadline_s=deadline_s)
+        wait_until(is_met, what=what, deadline_s=deadline_s)
 
     def wait_for_bytes(self, uuid: str, num_bytes: int | None = None) -> None:
         """Until so many bytes are used on the device, or it has been read at all."""
 
-        def holds(registry: DeviceRegistry) -> bool:
+        def has_bytes(registry: DeviceRegistry) -> bool:
             used = {gpu.uuid: gpu.used_bytes for gpu in registry.gpus(time.monotonic())}.get(uuid)
             return used is not None if num_bytes is None else used == num_bytes
 
-        self.wait(holds, f"{num_bytes or 'any'} bytes on {uuid}")
+        self.wait(has_bytes, f"{num_bytes or 'any'} bytes on {uuid}")
 
     def reading(self, uuid: str, metric: str) -> Reading:
         with self._lock:

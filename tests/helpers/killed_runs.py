@@ -96,12 +96,12 @@ class FinishedRun:
         return [*steps[:1], *weights]
 
 
-def make_config(given: Mapping[str, Any], runs: Path) -> RunConfig:
-    return from_dict(dict(given), folder=runs.parent)
+def make_config(tables: Mapping[str, Any], runs: Path) -> RunConfig:
+    return from_dict(dict(tables), folder=runs.parent)
 
 
-def start_from_tables(given: Mapping[str, Any], runs: Path) -> RunDir:
-    config = make_config(given, runs)
+def start_from_tables(tables: Mapping[str, Any], runs: Path) -> RunDir:
+    config = make_config(tables, runs)
     return start_run(config, runs=runs, detach=True, command_line=_COMMAND, started=time.time())
 
 

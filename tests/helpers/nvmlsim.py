@@ -178,10 +178,10 @@ class SimulatedGpus:
         event.device, event.type, event.data = index, _XID_EVENT, number
         self.state.num_events += 1
 
-    def split_into_mig(self, index: int, *parts: tuple[str, int]) -> None:
+    def split_into_mig(self, index: int, *instances: tuple[str, int]) -> None:
         """Turn a GPU into MIG instances of (profile, bytes)."""
         gpu = self.device(index)
-        for profile, total in parts:
+        for profile, total in instances:
             instance_index = self.state.num_gpus + self.state.num_instances
             instance = self.device(instance_index)
             instance.parent, instance.name = index, gpu.name + b" MIG " + profile.encode()

@@ -31,7 +31,7 @@ def make_entry(
     losses: Sequence[float | None] = LOSSES,
     *,
     jitter: float = 0.001,
-    seen: dict[str, str] | None = None,
+    reasons: dict[str, str] | None = None,
     repeats: int | None = None,
     state: str | None = None,
     **options: Any,
@@ -59,7 +59,7 @@ def make_entry(
         state=state or (races.FAILED if measured is None else races.COMPLETED),
         measured=measured,
         repeats=repeats,
-        seen=seen or {},
+        seen=reasons or {},
     )
 
 

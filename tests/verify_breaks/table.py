@@ -66,16 +66,18 @@ def _verdict_of(outcome: dict[str, Any]) -> tuple[str, str]:
     return "quiet", f"{text}, {outcome['largest']:.1e} in {outcome['precision']}"
 
 
-def format_tables(found: Sequence[BreakResult]) -> str:
+def format_tables(results: Sequence[BreakResult]) -> str:
     """How many of each kind, by what was broken."""
-    groups = sorted({result.of for result in found})
-    kinds = [kind for kind in (*_KINDS, "quiet", "alarm", "unchecked") if any(o.kind == kind for o in found)]
-    counts = Counter((result.of, result.kind) for result in found)
+    groups = sorted({result.of for result in results})
+    kinds = [
+        kind for kind in (*_KINDS, "quiet", "alarm", "unchecked") if any(o.kind == kind for o in results)
+    ]
+    counts = Counter((result.of, result.kind) for result in results)
     rows = [f"| of | rows | {' | '.join(kinds)} |", f"| --- |{' ---: |' * (len(kinds) + 1)}"]
     for group in [*groups, "all"]:
         numbers = [sum(counts[of, kind] for of in groups if group in (of, "all")) for kind in kinds]
         rows.append(f"| {group} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
-    return "\n".join(rows) + "\n" + _format_ratios(found)
+    return "\n".join(rows) + "\n" + _format_ratios(results)
 
 
 def _format_ratios(results: Sequence[BreakResult]) -> str:

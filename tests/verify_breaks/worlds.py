@@ -179,10 +179,10 @@ def _read_outcome(job: Job, folder: Path) -> Outcome:
 class _PatchingLoader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
     """Finds one module of the engine, and gives its source with the break in it."""
 
-    def __init__(self, one: CheckedBreak) -> None:
-        self._break = one
-        name = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        super().__init__(f"rankdeck.{name}", str(CHECKOUT / ENGINE / one.file))
+    def __init__(self, checked_break: CheckedBreak) -> None:
+        self._break = checked_break
+        name = checked_break.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        super().__init__(f"rankdeck.{name}", str(CHECKOUT / ENGINE / checked_break.file))
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != self.name:

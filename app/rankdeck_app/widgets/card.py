@@ -309,7 +309,7 @@ class ChartCard(QWidget):
         slider.setFixedSize(180, 26)
         at = chart.style.change_smoothing(0).smoothing or 0.0
         slider.setValue(SMOOTHINGS.index(at))
-        slider.valueChanged.connect(lambda place: self.change_style(smoothing=SMOOTHINGS[place]))
+        slider.valueChanged.connect(lambda index: self.change_style(smoothing=SMOOTHINGS[index]))
         return slider
 
     def change_style(self, **changes: object) -> None:

@@ -216,7 +216,7 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class FormLine(QWidget):
-    """A label, its editor, and below them the problem. `beside` are widgets or layouts to the right of the
+    """A label, its editor, and below them the problem. `trailing` are widgets or layouts to the right of the
     editor."""
 
     def __init__(
@@ -224,7 +224,7 @@ class FormLine(QWidget):
         label: str,
         editor: QWidget,
         hint: str,
-        *beside: LayoutPart,
+        *trailing: LayoutPart,
         label_width: int = 0,
         name: str = "",
     ) -> None:
@@ -244,7 +244,7 @@ class FormLine(QWidget):
         editor.setAccessibleName(name or label)
         self.problem_label = text_label(tone="error")
         self.problem_label.hide()
-        inside = column(row((editor, 1), *beside, spacing=4), self.problem_label, spacing=3)
+        inside = column(row((editor, 1), *trailing, spacing=4), self.problem_label, spacing=3)
         row(self.label, (inside, 1), on=self, spacing=6, align=TOP)
         self._update_tooltip()
 

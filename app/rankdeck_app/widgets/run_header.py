@@ -269,7 +269,9 @@ class RunHeader(QHeaderView):
                 action = menu.addAction(tr(other.title))
                 action.setCheckable(True)
                 action.setChecked(not self.isSectionHidden(index))
-                action.toggled.connect(lambda shown, place=index: self.show_column(place, shown))
+                action.toggled.connect(
+                    lambda is_shown, column_index=index: self.show_column(column_index, is_shown)
+                )
         menu.addSeparator()
         menu.addAction(tr("Reset Columns"), self.reset_columns)
         return menu

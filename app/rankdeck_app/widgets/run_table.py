@@ -91,7 +91,9 @@ class RunTable(QTableView):
         self._fit_columns()
         # Names and group headers do not scroll horizontally, so everything is painted again.
         for viewport in (self.viewport(), self.header.viewport()):
-            self.horizontalScrollBar().valueChanged.connect(lambda _value, part=viewport: part.update())
+            self.horizontalScrollBar().valueChanged.connect(
+                lambda _value, viewport=viewport: viewport.update()
+            )
         theme.changed.connect(self.viewport().update)
 
     # Columns

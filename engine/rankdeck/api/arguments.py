@@ -99,13 +99,13 @@ def _shorten_repr(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_texts(**given: Any) -> None:
+def check_texts(**arguments: Any) -> None:
     """Check that each argument is text or None; arguments that name paths may also be path objects.
 
     Raises:
         ConfigError: an argument has another type; the first such argument is reported.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         paths = os.PathLike if name in ("script", "python", "runs", "path_or_name") else ()
         if value is not None and not isinstance(value, (str, paths) if paths else str):
             is_devices = name == "devices"

@@ -146,7 +146,7 @@ def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineE
         ConfigError: a name cannot be that of a host.
         MachineError: a host cannot be reached.
     """
-    with RemoteHosts(names, lambda host, words: None) as hosts:
+    with RemoteHosts(names, lambda host, text: None) as hosts:
         hosts.connect()
         hosts.raise_errors()
         # Started on all hosts before waiting for any, so that the slowest host alone sets the time.

@@ -289,7 +289,7 @@ def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[
     if len(known_values) < 2:
         return ()
     choose = min if kind.better == LESS else max
-    first = choose(known_values.values(), key=lambda figure: figure.value)
+    first = choose(known_values.values(), key=lambda metric: metric.value)
     best = tuple(index for index, value in known_values.items() if _is_tied(kind.unit, value, first))
     return best if len(best) < len(known_values) else ()
 

@@ -171,7 +171,7 @@ def _describe_disk(folder: Path) -> str:
     if not mounted:
         return str(folder)
     # Every path is also below "/": the longest mount point is the innermost.
-    disk = max(mounted, key=lambda part: len(part.mountpoint))
+    disk = max(mounted, key=lambda partition: len(partition.mountpoint))
     return phrase("{folder}: {kind} on {device}", folder=folder, kind=disk.fstype, device=disk.device)
 
 

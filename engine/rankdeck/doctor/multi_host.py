@@ -43,7 +43,7 @@ def check_hosts(
 
     `head_address` is the coordinator's address for the nodes, if not ssh's. Raises: ConfigError.
     """
-    with RemoteHosts(names, lambda host, words: None) as hosts:
+    with RemoteHosts(names, lambda host, text: None) as hosts:
         hosts.connect(_CONNECT_S)
         line = _ssh_row(hosts)
         yield line

@@ -33,8 +33,8 @@ _MAX_FRAMES, _MAX_CALLS, _MAX_TEXT_LENGTH = 40, 16, 300
 class NodeWatch(Watch):
     """Watch on a node, which only reports: it neither warns nor ends the run. `report` writes an event."""
 
-    def __init__(self, *given: Any, report: Callable[[StoodStill], object], **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, report: Callable[[StoodStill], object], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._report = report
         self._reported_s = self._inspected_s = 0.0
 
@@ -106,8 +106,8 @@ class CoordinatorWatch(Watch):
     """Watch on the coordinator: covers its own ranks and, through the nodes' reports, all other ranks.
     `hosts` lists the host name of each rank."""
 
-    def __init__(self, *given: Any, hosts: Sequence[str] = (), **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, hosts: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._hosts = dict(enumerate(hosts))
         self._reader = EventReader(self._run)
         self._reports: dict[int, _RankReport] = {}

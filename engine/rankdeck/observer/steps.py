@@ -195,7 +195,7 @@ class StepObserver:
         with self._lock:
             tracks = self._tracks.values()
             if self._leader is None and tracks and all(other.ref() is None for other in tracks):
-                self._set_leader(max(tracks, key=lambda known: known.num_parameters))
+                self._set_leader(max(tracks, key=lambda track: track.num_parameters))
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
                 if track is not None:
@@ -211,7 +211,7 @@ class StepObserver:
             if leader is None:
                 # The second step of an optimizer ends the first round, so all optimizers are known.
                 if again:
-                    self._set_leader(max(self._tracks.values(), key=lambda known: known.num_parameters))
+                    self._set_leader(max(self._tracks.values(), key=lambda track: track.num_parameters))
             # Far more steps than there ever were between two of the leading optimizer's: it no longer steps.
             elif leader.ref() is None or len(track.uncounted_rows) > min(
                 4 * self._max_other_steps + 4, _MAX_UNCOUNTED
@@ -255,9 +255,9 @@ class StepObserver:
             waited_s = time.perf_counter() - (self._first_step_at or time.perf_counter())
             ending = self._session.is_ending
             if self._leader is None and self._tracks and (ending or waited_s > _DECIDE_AFTER_S):
-                self._set_leader(max(self._tracks.values(), key=lambda known: known.num_parameters))
+                self._set_leader(max(self._tracks.values(), key=lambda track: track.num_parameters))
             if ending and self._num_other_steps:
-                last = max(self._tracks.values(), key=lambda known: len(known.uncounted_rows))
+                last = max(self._tracks.values(), key=lambda track: len(track.uncounted_rows))
                 if (
                     self._num_other_steps > self._max_other_steps
                     and 2 * len(last.uncounted_rows) >= self._session.step

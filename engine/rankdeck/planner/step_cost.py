@@ -224,7 +224,7 @@ class StepRecorder:
             *((mark.end, mark, False) for mark in marks),
             *((at, operation, True) for at, operation in self._moved[device]),
         ]
-        timeline.sort(key=lambda moment: moment[0])
+        timeline.sort(key=lambda entry: entry[0])
         times = [at for at, _ in self._computed[device]]
         sums = [0]
         for _, flops in self._computed[device]:

@@ -61,7 +61,7 @@ def relaunch_on_hosts(
     with RemoteHosts(names, report) as hosts:
         hosts.connect()
         hosts.raise_errors()
-        return _launch(hosts, None, lambda host, known: ["resume", known or run, *more])
+        return _launch(hosts, None, lambda host, run_name: ["resume", run_name or run, *more])
 
 
 def _launch(

@@ -71,12 +71,12 @@ class ColumnBuffer:
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
 
-    def append(self, num_new: int, *parts: NDArray[Any] | float) -> None:
+    def append(self, num_new: int, *new_columns: NDArray[Any] | float) -> None:
         """Append `num_new` columns to each array."""
         if self._end + num_new > self._arrays[0].shape[1]:
             self._reserve(num_new)
         end = self._end + num_new
-        for array, columns in zip(self._arrays, parts, strict=True):
+        for array, columns in zip(self._arrays, new_columns, strict=True):
             array[:, self._end : end] = columns
         self._end = end
         if self._capacity is not None and end - self._begin > self._capacity:

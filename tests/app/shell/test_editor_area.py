@@ -397,7 +397,7 @@ def test_every_way_to_keep_a_preview_works(qtbot: QtBot, window: MainWindow, edi
         bar = editor.active_group.bar
         qtbot.mouseDClick(bar, Qt.MouseButton.LeftButton, pos=bar.tabRect(bar.currentIndex()).center())
 
-    for keep in (
+    for keep_preview in (
         lambda: open_note(editor, "a"),
         by_a_double_click,
         lambda: window.commands.run("editor.keep"),
@@ -405,7 +405,7 @@ def test_every_way_to_keep_a_preview_works(qtbot: QtBot, window: MainWindow, edi
     ):
         open_preview(editor, "a")
         assert window.commands.is_enabled("editor.keep")
-        keep()
+        keep_preview()
         assert previews(editor) == [] and not window.commands.is_enabled("editor.keep")
         open_preview(editor, "b")
         assert sorted(titles(editor)[0]) == ["A", "B"]

@@ -190,8 +190,8 @@ def test_toasts_follow_the_panel_and_limit_their_height(
     def boxes() -> list[QRect]:
         return [toast.geometry() for toast in window.toasts.visible_toasts]
 
-    def lie_above(part: QWidget) -> bool:
-        top = part.mapTo(window, QPoint(0, 0)).y()
+    def lie_above(widget: QWidget) -> bool:
+        top = widget.mapTo(window, QPoint(0, 0)).y()
         return all(top - 14 > box.bottom() >= top - 14 - window.height() // 3 for box in boxes()[-1:])
 
     assert lie_above(window.panel) and 2 <= len(boxes()) <= 6

@@ -95,12 +95,12 @@ def contrast(color: Rgb, other: Rgb) -> float:
     return max(a, b) / min(a, b)
 
 
-def low_contrast_pairs(colors: dict[str, str], least: float) -> list[str]:
+def low_contrast_pairs(colors: dict[str, str], min_ratio: float) -> list[str]:
     return [
         f"{ink} on {ground}: {ratio:.2f}"
         for ground, inks in TEXT_PAIRS.items()
         for ink in inks.split()
-        if (ratio := contrast(rgb(colors, ink), rgb(colors, ground))) < least
+        if (ratio := contrast(rgb(colors, ink), rgb(colors, ground))) < min_ratio
     ]
 
 

@@ -18,10 +18,10 @@ def find_launch_view(app: App) -> LaunchView:
     return view
 
 
-def is_fully_visible(view: LaunchView, part: QRect) -> bool:
+def is_fully_visible(view: LaunchView, rect: QRect) -> bool:
     """Whether a part of the list of strategies is seen whole."""
     page = view.scroll_area.viewport()
-    box = QRect(view.strategy.list.viewport().mapTo(page, part.topLeft()), part.size())
+    box = QRect(view.strategy.list.viewport().mapTo(page, rect.topLeft()), rect.size())
     return page.rect().contains(box)
 
 

@@ -69,7 +69,7 @@ def test_only_the_highlighted_cell_is_amber(qtbot: QtBot) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "label", "value", "is_hot"),
+    ("sizes", "label", "value", "is_hot"),
     [
         ([400 << 20, 100 << 20, 100 << 20], "GPU 0 vs median of the others", "+300.0 MiB  (4.0×)", True),
         ([100 << 20, 100 << 20, 100 << 20], "Memory across devices", "balanced", False),
@@ -80,8 +80,8 @@ def test_only_the_highlighted_cell_is_amber(qtbot: QtBot) -> None:
         ([300 << 20, 100 << 20, None], "GPU 0 vs 1 other in use", "+200.0 MiB  (3.0×)", True),
     ],
 )
-def test_equal_devices_are_balanced(held: list[int | None], label: str, value: str, is_hot: bool) -> None:
-    stat = imbalance_stat(find_imbalance(dict(enumerate(held))), [f"GPU {at}" for at in range(len(held))])
+def test_equal_devices_are_balanced(sizes: list[int | None], label: str, value: str, is_hot: bool) -> None:
+    stat = imbalance_stat(find_imbalance(dict(enumerate(sizes))), [f"GPU {at}" for at in range(len(sizes))])
     assert (stat.label, stat.value, stat.is_highlighted) == (label, value, is_hot)
 
 

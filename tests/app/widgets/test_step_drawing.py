@@ -136,9 +136,9 @@ def test_any_number_of_devices_fits_any_width(chart: StepDrawing, num_devices: i
         chart.grab()
     assert not overflows
     layout = chart.get_layout()
-    parts = [part for mark in layout.blocks for part in mark.operations]
-    assert len(parts) == num_devices * 64, "put together, none left out"
-    moved = [part for mark in layout.arrows for part in mark.operations]
+    operations = [operation for mark in layout.blocks for operation in mark.operations]
+    assert len(operations) == num_devices * 64, "put together, none left out"
+    moved = [operation for mark in layout.arrows for operation in mark.operations]
     assert len(moved) == (num_devices - 1) * 64
     together = [mark for mark in layout.blocks if len(mark.operations) > 1]
     each_px = layout.rows.plot.width() / (2 * (32 + num_devices - 1))

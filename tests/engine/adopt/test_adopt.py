@@ -63,7 +63,7 @@ def test_classes_of_an_imported_local_file_are_still_named(project: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("made", "args", "left"),
+    ("expression", "args", "left"),
     [
         ("Net(args.width)", {"width": 5}, []),
         ("Net(2 * HALF)", {"width": 6}, []),
@@ -71,7 +71,7 @@ def test_classes_of_an_imported_local_file_are_still_named(project: Path) -> Non
     ],
 )
 def test_model_arguments_have_the_values_of_the_run(
-    project: Path, made: str, args: dict[str, Any], left: list[str]
+    project: Path, expression: str, args: dict[str, Any], left: list[str]
 ) -> None:
     parser = """
         parser = argparse.ArgumentParser()
@@ -80,7 +80,7 @@ def test_model_arguments_have_the_values_of_the_run(
         args = parser.parse_args()
         """
     text = change_script(
-        "model = Net(width=2)", f"{parser}model = Net(width=0)".replace("Net(width=0)", made)
+        "model = Net(width=2)", f"{parser}model = Net(width=0)".replace("Net(width=0)", expression)
     )
     text = text.replace("    def main", "    import argparse\n    HALF = 3\n\n    def main", 1)
     result = adopt_script(project, text, settings={"args": ["--width", "5", "--name=x"]})
@@ -315,7 +315,7 @@ def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: st
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"),
+    ("observation", "message"),
     [
         ({"num_steps": 0}, "No optimizer step was observed"),
         (
@@ -338,15 +338,15 @@ def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: st
     ],
 )
 def test_a_script_that_no_configuration_can_match_is_refused(
-    project: Path, seen: dict[str, Any], words: str
+    project: Path, observation: dict[str, Any], message: str
 ) -> None:
-    if seen.pop("script_name", None):
-        run = observed_run(project, project / "bash", **{**SGD, **seen})
+    if observation.pop("script_name", None):
+        run = observed_run(project, project / "bash", **{**SGD, **observation})
     else:
-        run = observed_script_run(project, **seen)
+        run = observed_script_run(project, **observation)
     with pytest.raises(NotAdoptableError) as raised:
         adopt(run, project)
-    assert words in raised.value.message and raised.value.advice and raised.value.exit_code == 2
+    assert message in raised.value.message and raised.value.advice and raised.value.exit_code == 2
 
 
 def test_adopting_a_configuration_or_a_deleted_script_fails(project: Path) -> None:

@@ -147,10 +147,10 @@ def load(width, rows):
 """
 
 
-@pytest.mark.parametrize("made", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
-def test_attributes_fields_and_returned_values_are_traced(project: Path, made: str) -> None:
+@pytest.mark.parametrize("expression", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
+def test_attributes_fields_and_returned_values_are_traced(project: Path, expression: str) -> None:
     (project / "parts.py").write_text(PARTS)
-    result = adopt_script(project, CLASSES.replace("Config(3)", made))
+    result = adopt_script(project, CLASSES.replace("Config(3)", expression))
     tables = config_tables(result)
     assert missing_keys(result) == []
     assert tables["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
@@ -203,23 +203,23 @@ def test_a_model_with_an_object_argument_gets_a_factory_to_write(project: Path) 
 
 
 @pytest.mark.parametrize(
-    ("made", "order"),
+    ("expression", "order"),
     [
         ("DataLoader(Rows(), **options)", "?"),
         ("DataLoader(Rows(), batch_size=8, sampler=RandomSampler(Rows(), replacement=True))", "?"),
         ("DataLoader(Rows(), batch_size=8, sampler=RandomSampler(Rows()))", "shuffled"),
     ],
 )
-def test_an_unknown_sample_order_becomes_a_placeholder(project: Path, made: str, order: str) -> None:
+def test_an_unknown_sample_order_becomes_a_placeholder(project: Path, expression: str, order: str) -> None:
     result = adopt_script(
-        project, change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made), num_samples=60
+        project, change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", expression), num_samples=60
     )
     assert config_tables(result)["data"]["order"] == order
     assert ("last" in config_tables(result)["data"]) == (order != "?")
 
 
 @pytest.mark.parametrize(
-    ("made", "batch", "data"),
+    ("expression", "batch", "data"),
     [
         ("DataLoader(Rows(), 6, True, num_workers=2)", 6, {"order": "shuffled", "workers": 2}),
         ("DataLoader(Rows(), 6, False, num_workers=0)", 6, {"order": "given"}),
@@ -228,9 +228,9 @@ def test_an_unknown_sample_order_becomes_a_placeholder(project: Path, made: str,
     ],
 )
 def test_loader_arguments_are_read_by_name_and_position(
-    project: Path, made: str, batch: int, data: dict[str, Any]
+    project: Path, expression: str, batch: int, data: dict[str, Any]
 ) -> None:
-    text = change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
+    text = change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", expression)
     result = adopt_script(project, text, batch=None, num_samples=60)
     tables = config_tables(result)
     assert tables["train"]["global_batch"] == batch and missing_keys(result) == []
@@ -286,7 +286,7 @@ def test_scheduler_entries_of_a_group_are_no_optimizer_options(project: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("optimizer.step()", "optimizer.step(); model.eval()", "line 21: evaluation."),
         ("optimizer.step()", "optimizer.step(); waits += patience", "line 21: possible early stopping."),
@@ -308,7 +308,7 @@ def test_scheduler_entries_of_a_group_are_no_optimizer_options(project: Path) ->
     ],
 )
 def test_features_without_a_configuration_option_are_listed(
-    project: Path, old: str, new: str, words: str
+    project: Path, old: str, new: str, message: str
 ) -> None:
     text = " ".join(adopt_script(project, change_script(old, new)).text.replace("\n#", "").split())
     assert words in text

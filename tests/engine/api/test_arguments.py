@@ -26,7 +26,7 @@ def error_text(error: RankdeckError) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "args", "options", "words"),
+    ("script", "args", "options", "expected"),
     [
         (None, (), {}, "script = None is not the path of a script."),
         (["train.py", "--lr"], (), {}, "script = ['train.py', '--lr'] is not the path of a script."),
@@ -58,17 +58,17 @@ def error_text(error: RankdeckError) -> str:
     ],
 )
 def test_wrong_arguments_of_run_are_refused_by_name(
-    script: Any, args: tuple[Any, ...], options: dict[str, Any], words: str
+    script: Any, args: tuple[Any, ...], options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.run(script, *args, progress=False, **options)
     message = error_text(raised.value)
-    assert words in message and not message.endswith("\n")
+    assert expected in message and not message.endswith("\n")
     assert "--" not in message.replace('"--lr"', "").replace("'--lr'", "") and "rankdeck run" not in message
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "words"),
+    ("config", "options", "expected"),
     [
         ({}, {}, "config = {} defines nothing to train."),
         (None, {}, "config = None is not a configuration."),
@@ -103,12 +103,12 @@ def test_wrong_arguments_of_run_are_refused_by_name(
     ],
 )
 def test_wrong_arguments_of_train_are_refused_by_name(
-    config: Any, options: dict[str, Any], words: str
+    config: Any, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.train(config, progress=False, **options)
     message = error_text(raised.value)
-    assert words in message and "--" not in message and "(line" not in message
+    assert expected in message and "--" not in message and "(line" not in message
 
 
 def test_script_arguments_are_text_numbers_or_paths() -> None:

@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Iterator[WrittenRace]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ({"steps": 5}, "steps = 5 is not a valid number of steps"),
         ({"steps": 5.5}, "steps = 5.5 is not a valid number"),
@@ -41,10 +41,10 @@ def written(tmp_path: Path) -> Iterator[WrittenRace]:
         ({"overrides": {"train.global_bach": 3}}, "global_bach"),
     ],
 )
-def test_wrong_arguments_are_refused_before_a_race_starts(wrong: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_refused_before_a_race_starts(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(RankdeckError) as refused:
         rankdeck.race(TINY, **wrong)
-    assert words in f"{refused.value} {refused.value.problem.message}"
+    assert message in f"{refused.value} {refused.value.problem.message}"
 
 
 def test_a_race_is_read_from_its_folder(written: WrittenRace, tmp_path: Path) -> None:

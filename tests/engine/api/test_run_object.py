@@ -158,9 +158,9 @@ def test_notebook_progress_updates_one_output(written: WrittenRun, monkeypatch: 
     class Handle:
         update = staticmethod(drawn.append)
 
-    def display(shown: str, display_id: bool) -> Handle:
+    def display(html: str, display_id: bool) -> Handle:
         assert display_id
-        drawn.append(shown)
+        drawn.append(html)
         return Handle()
 
     shell: Any = types.SimpleNamespace(kernel=object())

@@ -15,7 +15,7 @@ def size(value: float, unit: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("message", "expected"),
     [
         (
             CUDA_WORDS,
@@ -67,5 +67,5 @@ def size(value: float, unit: int) -> int:
     ],
     ids=["2.4 and later", "2.1", "graphs", "2.0", "cpu", "rocm", "nothing", "other words"],
 )  # fmt: skip
-def test_out_of_memory_messages_of_all_torch_versions_are_parsed(words: str, expected: Allocation) -> None:
-    assert parse_allocation(words) == expected
+def test_out_of_memory_messages_of_all_torch_versions_are_parsed(message: str, expected: Allocation) -> None:
+    assert parse_allocation(message) == expected

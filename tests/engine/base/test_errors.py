@@ -111,7 +111,7 @@ def test_did_you_mean_suggests_close_words_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c")]
+    ("choices", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c")]
 )
-def test_choices_are_joined_with_commas_and_or(words: list[str], text: str) -> None:
-    assert format_choices(words) == text
+def test_choices_are_joined_with_commas_and_or(choices: list[str], text: str) -> None:
+    assert format_choices(choices) == text

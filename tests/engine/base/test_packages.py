@@ -10,13 +10,13 @@ import pytest
 from rankdeck.base import packages
 
 
-def install(folder: Path, name: str, version: str, *asks: str) -> None:
+def install(folder: Path, name: str, version: str, *requirements: str) -> None:
     """As an installer leaves it."""
     dist_info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     dist_info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     (dist_info / "METADATA").write_text(
-        "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in asks)]) + "\n"
+        "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in requirements)]) + "\n"
     )
 
 
@@ -42,7 +42,7 @@ def test_installed_versions_are_keyed_by_canonical_name(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "there", "expected"),
+    ("requirements", "there", "expected"),
     [
         (['nvidia-nccl-cu12==2.27.5; platform_system == "Linux"'], {"nvidia-nccl-cu12": "2.27.5"}, "2.27.5"),
         (
@@ -56,9 +56,9 @@ def test_installed_versions_are_keyed_by_canonical_name(site: Path) -> None:
     ],
 )
 def test_the_nccl_version_is_that_of_the_wheel_torch_requires(
-    site: Path, asks: list[str], there: dict[str, str], expected: str | None
+    site: Path, requirements: list[str], there: dict[str, str], expected: str | None
 ) -> None:
-    install(site, "torch", "9.9.0", *asks)
+    install(site, "torch", "9.9.0", *requirements)
     for name, version in there.items():
         install(site, name, version)
     assert packages.nccl_version() == expected

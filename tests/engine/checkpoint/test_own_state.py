@@ -114,7 +114,7 @@ def test_non_weight_state_is_restored_bitwise(
 
 @pytest.mark.parametrize("kind", [own_optimizers.Lookahead, own_optimizers.Wrapping])
 def test_a_nested_optimizer_is_restored(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
-    def made() -> TrainingState:
+    def make_state() -> TrainingState:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
         return TrainingState(model, kind(model.parameters()))
@@ -127,13 +127,13 @@ def test_a_nested_optimizer_is_restored(tmp_path: Path, kind: type[torch.optim.O
             state.optimizer.step()
         return [weight.detach().clone() for weight in state.module.parameters()]
 
-    state = made()
+    state = make_state()
     train(state, range(3))
     make_store(tmp_path).save(3, state, {})
     undisturbed = train(state, range(3, 6))
     checkpoint, _ = newest_intact(tmp_path)
     assert checkpoint is not None
-    resumed = made()
+    resumed = make_state()
     assert make_store(tmp_path).restore(checkpoint, resumed).missing == []
     assert all(map(torch.equal, train(resumed, range(3, 6)), undisturbed))
     plain = TrainingState(resumed.module, torch.optim.SGD(resumed.module.parameters()))

@@ -74,7 +74,7 @@ def test_problems_as_json_are_one_document_on_stdout(five: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "message"),
     [
         (["trian"], "Did you mean 'train'?"),
         (["train"], "Missing argument 'CONFIG'"),
@@ -86,16 +86,16 @@ def test_problems_as_json_are_one_document_on_stdout(five: Path) -> None:
         (["show", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], words: str) -> None:
+def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], message: str) -> None:
     code, out, err = run_cli(*argv)
     assert (code, out) == (2, "")
-    assert words in err and "--help" in err
+    assert message in err and "--help" in err
     code, problems = run_cli_json(argv[0], "--json", *argv[1:])
     assert code == 2 and problems[0]["code"] == "usage"
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "words"),
+    ("argv", "code", "advice"),
     [
         (["train", "digits-mpl"], "unknown-config", 'Did you mean "digits-mlp"?'),
         (["validate", "x" * 5000], "unknown-config", "Presets:"),
@@ -117,12 +117,12 @@ def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], wor
         (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
     ],
 )
-def test_a_wrong_argument_exits_with_2_and_advice(argv: list[str], code: str, words: str) -> None:
+def test_a_wrong_argument_exits_with_2_and_advice(argv: list[str], code: str, advice: str) -> None:
     exit_code, out, err = run_cli(*argv)
-    assert (exit_code, out) == (2, "") and words in err
+    assert (exit_code, out) == (2, "") and advice in err
     exit_code, problems = run_cli_json(*argv, "--json")
     assert (exit_code, problems[0]["code"]) == (2, code)
-    assert words in problems[0]["advice"]
+    assert advice in problems[0]["advice"]
 
 
 def test_a_similar_file_in_the_same_folder_is_suggested(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,10 @@ def test_runs_are_side_by_side_and_the_best_values_are_marked(runs: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("by", "place"), [("step", "step 2"), ("time", "after 0.80 s"), ("samples", "25 samples")]
+    ("by", "label"), [("step", "step 2"), ("time", "after 0.80 s"), ("samples", "25 samples")]
 )
-def test_losses_are_listed_along_the_requested_axis(runs: Path, by: str, place: str) -> None:
-    assert place in rankdeck_in_process("compare", "slow", "fast", "--by", by).out
+def test_losses_are_listed_along_the_requested_axis(runs: Path, by: str, label: str) -> None:
+    assert label in rankdeck_in_process("compare", "slow", "fast", "--by", by).out
 
 
 def test_json_has_the_same_values_and_the_named_baseline(runs: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_dash_writes_the_page_to_stdout(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("slow",), "A comparison needs more than one run."),
         (("slow", "slow"), "is named twice"),
@@ -105,14 +105,14 @@ def test_a_dash_writes_the_page_to_stdout(
     ],
 )
 def test_wrong_compare_arguments_are_refused_with_a_message(
-    runs: Path, words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     done = rankdeck_in_process("compare", *words)
-    assert done.exit_code == 2 and said in done.err and done.out == ""
+    assert done.exit_code == 2 and message in done.err and done.out == ""
     as_json = rankdeck_in_process("compare", *words, "--json")
-    assert as_json.exit_code == 2 and said in json.loads(as_json.out)["problems"][0]["message"]
+    assert as_json.exit_code == 2 and message in json.loads(as_json.out)["problems"][0]["message"]
 
 
 def test_a_report_is_written_for_a_run_or_an_attempt(runs: Path, tmp_path: Path) -> None:

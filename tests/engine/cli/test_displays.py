@@ -121,14 +121,14 @@ def test_show_lists_memory_by_kind_and_device_with_its_source(written: WrittenRu
 
 
 @pytest.mark.parametrize(
-    ("steps", "capacity_mib", "words"),
+    ("steps", "capacity_mib", "text"),
     [
         ((1, 2, 3), 10, "10.0 MiB, not exceeded, highest of all 3 steps"),
         ((1, 2), 8, "8.0 MiB, exceeded on device 0"),
     ],
 )
 def test_the_capacity_is_compared_with_measured_peaks(
-    tmp_path: Path, steps: tuple[int, ...], capacity_mib: int, words: str
+    tmp_path: Path, steps: tuple[int, ...], capacity_mib: int, text: str
 ) -> None:
     run = WrittenRun(tmp_path / "rankdeck-runs")
     run.start(1, device_infos(2, total_bytes=capacity_mib * MIB), steps=3)
@@ -136,7 +136,7 @@ def test_the_capacity_is_compared_with_measured_peaks(
     for step in steps:
         run.write_memory(0, step, {0: {"gathered": 9 * MIB}, 1: {"parameters": MIB}})
     out, _ = run_cli("watch", end_run(run).dir.name)
-    assert ["capacity", words] in [line.split(maxsplit=1) for line in out.splitlines()]
+    assert ["capacity", text] in [line.split(maxsplit=1) for line in out.splitlines()]
 
 
 def test_show_works_for_a_run_that_never_started(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_stopping_a_finished_run_is_no_error(written: WrittenRun) -> None:
     assert out == "" and "is not running: failed" in err
 
 
-def draw_device_bars(figures: RunState, width: int) -> list[str]:
+def draw_device_bars(state: RunState, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(device_bars(figures))
+    console.print(device_bars(state))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.rstrip() for line in text.splitlines()]
 

@@ -90,7 +90,7 @@ def test_only_a_long_race_in_a_terminal_needs_confirmation(
     is_asked: bool,
 ) -> None:
     questions: list[str] = []
-    monkeypatch.setattr(typer, "confirm", lambda words, **_: questions.append(words) or answer)
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: questions.append(question) or answer)
     for name in ("stdin", "stderr"):
         monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda: in_terminal))
     what = race_request(tmp_path, ["single", "ddp"], steps=steps)

@@ -105,7 +105,7 @@ def test_devices_and_nproc_set_the_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"devices": "cpu:4", "nproc_per_node": "2"},
@@ -133,9 +133,9 @@ def test_devices_and_nproc_set_the_number_of_ranks(
     ],
 )
 def test_invalid_options_are_refused_with_a_message(
-    project: Path, options: dict[str, Any], said: str
+    project: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RankdeckError, match=said) as refused:
+    with pytest.raises(RankdeckError, match=message) as refused:
         resolve_config(project, "train.py", **options)
     assert refused.value.exit_code == 2 and refused.value.advice
 
@@ -228,7 +228,7 @@ def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("typed", "said", "advice"),
+    ("typed", "message", "advice"),
     [
         (["--nnodes=2"], "does not support --nnodes 2", "several hosts"),
         (["--rdzv_backend", "c10d"], "does not support --rdzv-backend c10d", "several hosts"),
@@ -253,11 +253,11 @@ def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> Non
     ],
 )
 def test_unsupported_options_are_refused_by_name(
-    project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str, advice: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], message: str, advice: str
 ) -> None:
     monkeypatch.chdir(project)
     done = rankdeck_in_process("run", *typed, "train.py", "--json", exit_code=2)
-    assert done.out == "" and said in done.err and advice in done.err
+    assert done.out == "" and message in done.err and advice in done.err
 
 
 def test_all_unsupported_options_are_reported_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_all_unsupported_options_are_reported_at_once(project: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("typed", "said", "advice"),
+    ("typed", "message", "advice"),
     [
         (["python", "train.py"], "python is not", "Leave it out, as in: rankdeck run train.py"),
         (["/usr/bin/python3.11", "train.py"], "python3.11 is not", "Leave it out"),
@@ -277,12 +277,12 @@ def test_all_unsupported_options_are_reported_at_once(project: Path, monkeypatch
     ],
 )
 def test_other_programs_are_refused_with_the_command_that_runs_them(
-    project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str, advice: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], message: str, advice: str
 ) -> None:
     monkeypatch.chdir(project)
     (project / "train.sh").write_text("torchrun train.py\n", encoding="utf-8")
     done = rankdeck_in_process("run", *typed, exit_code=2)
-    assert f"{said} a Python script." in done.err and advice in done.err
+    assert f"{message} a Python script." in done.err and advice in done.err
 
 
 def test_hidden_commands_are_never_suggested() -> None:

@@ -176,8 +176,8 @@ def test_equal_losses_tie_for_runs_of_different_length(tmp_path: Path) -> None:
 def test_indistinguishable_runs_tie(tmp_path: Path) -> None:
     runs = [load_run(RunRef(write_run(tmp_path / "runs", name).path)).run for name in "abc"]
 
-    def with_step(run: Any, figure: MetricValue) -> Any:
-        return replace(run, metrics={"step_s": figure})
+    def with_step(run: Any, value: MetricValue) -> Any:
+        return replace(run, metrics={"step_s": value})
 
     metrics = (
         MetricValue(0.10, low=0.08, high=0.12),
@@ -336,7 +336,7 @@ def test_scripts_are_compared_by_their_known_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "value", "base", "words"),
+    ("unit", "value", "base", "text"),
     [
         ("bytes", 100 * MIB, 100 * MIB + 1, "same"),
         ("bytes", 300 * MIB, 100 * MIB, "3×"),
@@ -350,16 +350,16 @@ def test_scripts_are_compared_by_their_known_metrics(tmp_path: Path) -> None:
         ("rate", 500_000.0, 100.0, "5\u2009000×"),
     ],
 )
-def test_differences_are_formatted(unit: str, value: float, base: float, words: str) -> None:
-    assert format_difference(unit, MetricValue(value), MetricValue(base)) == words
+def test_differences_are_formatted(unit: str, value: float, base: float, text: str) -> None:
+    assert format_difference(unit, MetricValue(value), MetricValue(base)) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [(1.2345, "1.23 s"), (0.9999, "1.00 s"), (0.0125, "12.5 ms"), (8.4e-4, "840 µs"), (2e-7, "0.20 µs")],
 )
-def test_a_step_time_has_three_digits(seconds: float, words: str) -> None:
-    assert format_step_time(seconds) == words
+def test_a_step_time_has_three_digits(seconds: float, text: str) -> None:
+    assert format_step_time(seconds) == text
 
 
 def test_the_home_folder_is_shortened() -> None:

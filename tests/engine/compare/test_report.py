@@ -102,7 +102,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("figures", "sizes", "changes", "said"),
+    ("metrics", "sizes", "changes", "text"),
     [
         ({}, (5, 1, 1), {"strategy": "dp"}, "DistributedDataParallel"),
         ({}, (5, 1, 1), {"strategy": "ddp"}, ""),
@@ -119,10 +119,10 @@ GIB = 2**30
 )
 def test_fixes_follow_from_metrics(
     tmp_path: Path,
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     sizes: tuple[int, ...],
     changes: Mapping[str, object],
-    said: str,
+    text: str,
 ) -> None:
     written = WrittenRun(tmp_path / "runs", "a run")
     written.start(1, device_infos(3), steps=8)
@@ -130,12 +130,12 @@ def test_fixes_follow_from_metrics(
     commit_checkpoint(written)
     run = replace(
         load_run(RunRef(written.path)).run,
-        metrics={key: MetricValue(value, 7) for key, value in figures.items()},
+        metrics={key: MetricValue(value, 7) for key, value in metrics.items()},
         devices=tuple(ComparedDevice(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
         **changes,  # type: ignore[arg-type]
     )
     fixes = suggest_fixes(run)
-    assert [said in fix.text for fix in fixes] == ([True] if said else [])
+    assert [text in fix.text for fix in fixes] == ([True] if text else [])
     assert all("a run" not in fix.command_line or "'" in fix.command_line for fix in fixes)
 
 

@@ -46,7 +46,7 @@ def test_a_run_name_may_contain_an_at_sign(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("night@2", "has no attempt 2"),
         ("night@" + "9" * 30, "has no attempt 999"),
@@ -55,9 +55,9 @@ def test_a_run_name_may_contain_an_at_sign(runs: Path) -> None:
         ("@0", 'no run called "@0"'),
     ],
 )
-def test_missing_runs_and_attempts_are_errors(runs: Path, text: str, said: str) -> None:
+def test_missing_runs_and_attempts_are_errors(runs: Path, text: str, message: str) -> None:
     write_resumed_run(runs)
-    with pytest.raises(RankdeckError, match=said):
+    with pytest.raises(RankdeckError, match=message):
         find_run_ref(text, runs)
 
 
@@ -78,11 +78,12 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(1, "A comparison needs more than one run"), (9, "9 runs were named, but at most 8")]
+    ("number", "message"),
+    [(1, "A comparison needs more than one run"), (9, "9 runs were named, but at most 8")],
 )
-def test_two_to_eight_runs_can_be_compared(number: int, said: str) -> None:
+def test_two_to_eight_runs_can_be_compared(number: int, message: str) -> None:
     runs = [RunRef(Path(f"/runs/{index}")) for index in range(number)]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_run_count(runs)
     check_run_count([RunRef(Path("/runs/1"), 0), RunRef(Path("/runs/1"), 1)])
     with pytest.raises(ConfigError, match="named twice"):

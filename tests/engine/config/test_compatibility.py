@@ -20,7 +20,7 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "train", "path", "words"),
+    ("strategy", "train", "path", "advice"),
     [
         ('use = "ddp"\nstatic_graph = true', "accumulate = 2", "strategy.static_graph", "accumulate = 1"),
         (
@@ -74,11 +74,11 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
     ],
 )
 def test_an_incompatible_pair_is_refused_with_line_and_advice(
-    strategy: str, train: str, path: str, words: str
+    strategy: str, train: str, path: str, advice: str
 ) -> None:
     (problem,) = problems_of(strategy, train)
     assert (problem.code, problem.path) == ("does-not-combine", path)
-    assert problem.line is not None and problem.advice is not None and words in problem.advice
+    assert problem.line is not None and problem.advice is not None and advice in problem.advice
 
 
 def test_pairs_outside_the_table_are_accepted() -> None:

@@ -48,7 +48,7 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "path", "words"),
+    ("text", "code", "path", "advice"),
     [
         ("launc = 1", "unknown-option", "launc", 'Did you mean "launch"'),
         ("script.run = 'a.py'", "unknown-option", "script", "rankdeck adopt"),
@@ -133,10 +133,10 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
         ),
     ],
 )
-def test_every_mistake_has_its_code_path_and_advice(text: str, code: str, path: str, words: str) -> None:
+def test_every_mistake_has_its_code_path_and_advice(text: str, code: str, path: str, advice: str) -> None:
     (problem,) = problems_of(text)
     assert (problem.code, problem.path) == (code, path)
-    assert problem.advice is not None and words in problem.advice
+    assert problem.advice is not None and advice in problem.advice
     assert problem.line is not None or "name" not in text
 
 
@@ -148,12 +148,12 @@ def test_invalid_toml_is_refused_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [("train.steps", "not key=value"), ("=5", "not key=value"), ("train.seed.x=1", "is not a table")],
 )
-def test_an_invalid_override_is_refused(override: str, words: str) -> None:
+def test_an_invalid_override_is_refused(override: str, message: str) -> None:
     (problem,) = problems_of("[train]\nseed = 1\n", override)
-    assert problem.code == "override" and words in problem.message and problem.advice
+    assert problem.code == "override" and message in problem.message and problem.advice
 
 
 def test_a_command_line_mistake_has_no_line_number() -> None:

@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path / "home"), "PATH": ""}
 
 
-def found(folder: Path, environ: dict[str, str]) -> dict[str, Interpreter]:
+def interpreters_by_name(folder: Path, environ: dict[str, str]) -> dict[str, Interpreter]:
     """By name, without what this machine has outside of the test's folder."""
     here = (item for item in find_interpreters(folder, environ) if item.python.is_relative_to(folder.parent))
     return {item.name: item for item in here}
@@ -53,7 +53,7 @@ def test_python_and_torch_versions_of_a_real_environment_are_read(
 ) -> None:
     python = venv_at(tmp_path / "project" / ".venv")
     torch_in(site(tmp_path / "project" / ".venv"), "2.4.1+cu121")
-    (only,) = found(tmp_path / "project", home).values()
+    (only,) = interpreters_by_name(tmp_path / "project", home).values()
     version = ".".join(map(str, sys.version_info[:3]))
     assert only == Interpreter(python, "venv", ".venv", version, "2.4.1+cu121")
     assert only.format_versions() == f"Python {version}, torch 2.4.1+cu121"
@@ -68,7 +68,7 @@ def test_system_torch_counts_only_with_system_site_packages(tmp_path: Path, home
         (tmp_path / "project" / name / "pyvenv.cfg").write_text(
             f"home = {base / 'bin'}\ninclude-system-site-packages = {shared}\nversion_info = 3.12.4.final.0\n"
         )
-    listed = found(tmp_path / "project", home)
+    listed = interpreters_by_name(tmp_path / "project", home)
     assert (listed["with"].python_version, listed["with"].torch_version) == ("3.12.4", "2.7.0")
     assert (listed["without"].python_version, listed["without"].torch_version) == ("3.12.4", None)
     assert listed["without"].format_versions() == "Python 3.12.4, no torch found"
@@ -117,7 +117,9 @@ def test_environments_of_all_tools_are_found_once_and_in_order(tmp_path: Path, h
     shim.write_text("#!/bin/sh\nexit 1\n")
     shim.chmod(0o755)
     home["PATH"] = f"{tmp_path / 'shims'}:{tmp_path / 'usr' / 'bin'}:relative:{pyenv / 'bin'}"
-    environments = [(item.kind, item.name, item.python_version) for item in found(project, home).values()]
+    environments = [
+        (item.kind, item.name, item.python_version) for item in interpreters_by_name(project, home).values()
+    ]
     assert environments == [
         ("venv", ".venv", "3.11.1"),
         ("venv", "venv", "3.11.1"),

@@ -13,7 +13,7 @@ from rankdeck.config.consent import check_paths
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("missing", "does not exist"),
         ("folder", "is not a file"),
@@ -22,12 +22,12 @@ from rankdeck.config.consent import check_paths
     ],
 )
 def test_a_code_path_that_is_no_file_is_refused_without_blocking(
-    tmp_path: Path, kind: str, said: str
+    tmp_path: Path, kind: str, message: str
 ) -> None:
     code = tmp_path / "mine.py"
     {"folder": code.mkdir, "empty": code.touch, "pipe": lambda: os.mkfifo(code)}.get(kind, lambda: None)()
     config = from_dict({"model": {"use": "mine.py:model"}}, folder=tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         check_paths(config)
     if kind == "empty":
         code.write_text("def model(): ...")

@@ -9,7 +9,7 @@ from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned_gpus
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("driver_name", "name"),
     [
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
@@ -23,8 +23,8 @@ from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned_gpus
         ("rtx-4090", "RTX-4090"),
     ],
 )
-def test_a_gpu_is_found_by_its_driver_name(words: str, name: str) -> None:
-    gpu = find_gpu(words)
+def test_a_gpu_is_found_by_its_driver_name(driver_name: str, name: str) -> None:
+    gpu = find_gpu(driver_name)
     assert gpu is not None and gpu.name == name
 
 

@@ -20,10 +20,10 @@ def project(tmp_path: Path) -> Path:
 
 
 def choose_for(
-    project: Path, given: str | None = None, from_file: str | None = None, **environ: str
+    project: Path, python: str | None = None, from_file: str | None = None, **environ: str
 ) -> tuple[Path, str]:
     folders = [project, project / "scripts"]
-    choice = choose_python(given, folders=folders, environ={"PATH": "", **environ}, from_file=from_file)
+    choice = choose_python(python, folders=folders, environ={"PATH": "", **environ}, from_file=from_file)
     return choice.python, choice.source
 
 
@@ -66,7 +66,7 @@ def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("python", "message"),
     [
         ("nowhere/bin/python", "there is no Python at nowhere/bin/python"),
         ("scripts", "scripts is a folder without bin/python"),
@@ -75,10 +75,10 @@ def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Pa
         ("", "does not specify an interpreter"),
     ],
 )
-def test_an_invalid_interpreter_is_refused(project: Path, given: str, said: str) -> None:
+def test_an_invalid_interpreter_is_refused(project: Path, python: str, message: str) -> None:
     (project / "notes.txt").touch()
-    with pytest.raises(ConfigError, match=said) as refused:
-        choose_for(project, given)
+    with pytest.raises(ConfigError, match=message) as refused:
+        choose_for(project, python)
     assert refused.value.problem.path == "script.python" and refused.value.advice
 
 

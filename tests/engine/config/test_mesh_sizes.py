@@ -39,13 +39,13 @@ def test_given_sizes_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "message"),
     [
         (", data = 3", "needs data 3 = 3 devices, but there are 4."),
         (", stage = 2, tensor = 4", "needs stage 2 x tensor 4 = 8 devices, but there are 4."),
     ],
 )
-def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, words: str) -> None:
+def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_text(hybrid(sizes), folder=Path("/somewhere"))
     (problem,) = caught.value.problems

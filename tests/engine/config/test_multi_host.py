@@ -40,7 +40,7 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("use", "options", "path", "words"),
+    ("use", "options", "path", "message"),
     [
         ("single", {}, "strategy.use", "single uses a single process"),
         ("dp", {"devices": "auto"}, "strategy.use", "dp uses a single process"),
@@ -67,11 +67,11 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
         ("hybrid", {"data": 2}, "strategy.data", "needs data 2 = 2 devices, but there are 4."),
     ],
 )
-def test_what_cannot_run_on_several_hosts_is_refused(use: str, options: Any, path: str, words: str) -> None:
+def test_what_cannot_run_on_several_hosts_is_refused(use: str, options: Any, path: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_over_hosts(use, **options)
     problem = caught.value.problem
-    assert words in problem.message and (problem.path or "").startswith(path) and problem.advice
+    assert message in problem.message and (problem.path or "").startswith(path) and problem.advice
 
 
 def test_hosts_may_have_different_numbers_of_devices() -> None:

@@ -76,7 +76,7 @@ def test_bounds_and_defaults_are_those_that_are_enforced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "keys"),
     [
         ("train.steps", {"train.steps"}),
         ("hosts", {"hosts.use", "hosts.devices", "hosts.address", "hosts.min", "hosts.across"}),
@@ -87,8 +87,8 @@ def test_bounds_and_defaults_are_those_that_are_enforced() -> None:
         ("rankdeck.log", set()),
     ],
 )
-def test_a_name_finds_a_key_a_table_or_the_options_of_a_choice(name: str, found: set[str]) -> None:
-    assert {key.name for key in find_keys(name)} == found
+def test_a_name_finds_a_key_a_table_or_the_options_of_a_choice(name: str, keys: set[str]) -> None:
+    assert {key.name for key in find_keys(name)} == keys
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,11 @@ def test_a_configuration_is_no_script(tmp_path: Path) -> None:
 DAMAGED = [(b"[script", "not TOML"), (b"[script]\nranks = 0\n", "required"), (b"\xff\xfe=", "not TOML")]
 
 
-@pytest.mark.parametrize(("text", "said"), DAMAGED)
-def test_a_damaged_script_configuration_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), DAMAGED)
+def test_a_damaged_script_configuration_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         script.load_script(path)
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -74,22 +74,22 @@ def test_dicts_are_model_inputs_and_their_labels_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "words"),
+    ("sample", "message"),
     [
         (torch.ones(3), "a Tensor, neither"),
         ((1, 2, 3), "a tuple of 3, neither"),
         ((None, 1), "cannot be stacked"),
     ],
 )
-def test_an_unsupported_sample_type_is_refused(sample: Any, words: str) -> None:
+def test_an_unsupported_sample_type_is_refused(sample: Any, message: str) -> None:
     class Odd(Squares):
         def __getitem__(self, index: int) -> Any:
             return sample
 
-    with pytest.raises(DataError, match=words) as raised:
+    with pytest.raises(DataError, match=message) as raised:
         list(build_loader(Odd(), TrainBatchSampler(20, 5, steps=1)))
     assert raised.value.advice
-    assert "read_batch(indices)" in raised.value.advice or "stacked" not in words
+    assert "read_batch(indices)" in raised.value.advice or "stacked" not in message
 
 
 def test_a_dataset_that_needs_the_epoch_gets_sample_keys() -> None:

@@ -95,7 +95,7 @@ class FixedBatches(Noisy):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "workers", "words"),
+    ("dataset", "workers", "message"),
     [
         (OwnGenerator(), 0, "its own random generator"),
         (OwnGenerator(), 2, "its own random generator"),
@@ -107,15 +107,17 @@ class FixedBatches(Noisy):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_unseeded_random_numbers_are_reported_once(dataset: Any, workers: int, words: str | None) -> None:
+def test_unseeded_random_numbers_are_reported_once(dataset: Any, workers: int, message: str | None) -> None:
     problems: list[Problem] = []
     loader = build_loader(
         dataset, TrainBatchSampler(64, 16, steps=4), workers=workers, report=problems.append
     )
     assert [inputs.shape for inputs, _ in loader] == [(16, 1, 8, 8)] * 4
     loader.close()
-    assert len(problems) == (words is not None)
-    assert all(words in problem.message and problem.severity == "warning" for problem in problems if words)
+    assert len(problems) == (message is not None)
+    assert all(
+        message in problem.message and problem.severity == "warning" for problem in problems if message
+    )
 
 
 def toml(

@@ -64,8 +64,8 @@ def test_an_external_signal_is_the_cause(number: signal.Signals, code: str) -> N
 
 
 def test_the_earliest_of_several_killed_ranks_is_the_cause() -> None:
-    ahead, behind = (RankEvidence(rank, -9, beat=Beat(20 - rank, "step", 100.0)) for rank in (0, 1))
-    assert cause_of(ahead, behind, survivor(2)).rank == 1
+    leading, trailing = (RankEvidence(rank, -9, beat=Beat(20 - rank, "step", 100.0)) for rank in (0, 1))
+    assert cause_of(leading, trailing, survivor(2)).rank == 1
 
 
 def test_a_kill_by_the_oom_killer_is_out_of_memory() -> None:

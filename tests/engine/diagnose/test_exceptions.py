@@ -158,11 +158,11 @@ def test_full_shared_memory_is_not_a_full_disk() -> None:
 
 
 def test_a_memory_limit_is_named() -> None:
-    ask = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); " + (
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); " + (
         "from rankdeck.diagnose.exceptions import describe_exception; "
         "print(describe_exception(MemoryError(), 0).problem.advice)"
     )
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "6.0 GiB" in done.stdout and "ulimit -v" in done.stdout
 
 

@@ -36,7 +36,7 @@ NOISE = np.random.default_rng(0)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[list[WrittenRun]]:
+def written_runs(tmp_path: Path) -> Iterator[list[WrittenRun]]:
     """Runs that a test has written: their locks go at its end."""
     runs: list[WrittenRun] = []
     yield runs
@@ -45,20 +45,20 @@ def made(tmp_path: Path) -> Iterator[list[WrittenRun]]:
 
 
 @pytest.fixture
-def configured(tmp_path: Path, made: list[WrittenRun]) -> Any:
+def configured(tmp_path: Path, written_runs: list[WrittenRun]) -> Any:
     def make(strategy: Mapping[str, Any] | None = None, **tables: Any) -> WrittenRun:
         config = {"strategy": strategy or {"use": "ddp"}, "devices": {"use": "cpu:2"}, **tables}
-        made.append(WrittenRun(tmp_path / "runs", f"run-{len(made)}", config))
-        return made[-1]
+        written_runs.append(WrittenRun(tmp_path / "runs", f"run-{len(written_runs)}", config))
+        return written_runs[-1]
 
     return make
 
 
 @pytest.fixture
-def script(tmp_path: Path, made: list[WrittenRun]) -> Any:
+def script(tmp_path: Path, written_runs: list[WrittenRun]) -> Any:
     def make() -> WrittenScript:
-        run = WrittenScript(tmp_path / "runs", f"train-{len(made)}.py")
-        made.append(run)
+        run = WrittenScript(tmp_path / "runs", f"train-{len(written_runs)}.py")
+        written_runs.append(run)
         return run
 
     return make
@@ -252,7 +252,7 @@ def test_a_script_with_slow_collectives_is_comm_bound(script: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "idle_s, theory, cure",
+    "idle_s, theory, fix",
     [
         (0.05, 0.45, {"strategy.microbatches": 8}),
         (0.05, 0.2, {"strategy.balance": "time"}),
@@ -260,7 +260,7 @@ def test_a_script_with_slow_collectives_is_comm_bound(script: Any) -> None:
     ],
 )
 def test_a_large_bubble_suggests_microbatches_or_balance(
-    configured: Any, idle_s: float, theory: float, cure: Any
+    configured: Any, idle_s: float, theory: float, fix: Any
 ) -> None:
     run = configured({"use": "pipeline", "microbatches": 4}, train={"global_batch": 32})
     run.start(2, gpus(), strategy="pipeline")
@@ -274,10 +274,10 @@ def test_a_large_bubble_suggests_microbatches_or_balance(
             busy_s = 0.1 if rank else 0.1 - 2 * idle_s
             write_spans(run, rank, step, 0.1, 0, forward=busy_s / 2, backward=busy_s / 2)
     problems = run_problems(run)
-    if cure is None:
+    if fix is None:
         assert problems == {}
     else:
-        assert problems["bubble-large"].cure == cure
+        assert problems["bubble-large"].cure == fix
         assert f"measured 50 %, theoretical for this schedule {theory:.0%}"[:-1] in (
             problems["bubble-large"].evidence[0].text
         )
@@ -458,20 +458,20 @@ def test_zero_gradients_are_found(script: Any) -> None:
 
 
 def test_a_scaler_that_skips_many_steps_is_found(script: Any) -> None:
-    run, usual = script(), script()
-    for case_run, skipped in ((run, 60), (usual, 8)):
+    run, healthy_run = script(), script()
+    for case_run, skipped in ((run, 60), (healthy_run, 8)):
         case_run.start_script()
         case_run.observe_rank(skipped=skipped, precision="fp16")
         case_run.write_step_line(0, 1, falling_losses(240), step_s=0.01)
     problem = run_problems(run)["gradient-overflow"]
     assert problem.message == "The gradient scaler skips 20 % of the steps."
     assert "60 steps skipped" in problem.evidence[0].text and "bf16" in (problem.advice or "")
-    assert run_problems(usual) == {}
+    assert run_problems(healthy_run) == {}
 
 
 def test_many_skipped_fp16_steps_are_found(configured: Any) -> None:
-    run, usual = (configured(train={"precision": "fp16"}, devices={"use": "gpu:0,1"}) for _ in range(2))
-    for case_run, every in ((run, 10), (usual, 100)):
+    run, healthy_run = (configured(train={"precision": "fp16"}, devices={"use": "gpu:0,1"}) for _ in range(2))
+    for case_run, every in ((run, 10), (healthy_run, 100)):
         write_training(case_run, falling_losses(400))
         scale, writer = 2.0**16, case_run.writer("rank-0")
         writer.write(events.LossScale(rank=0, step=1, scale=scale))
@@ -483,7 +483,7 @@ def test_many_skipped_fp16_steps_are_found(configured: Any) -> None:
     assert problem.message == "The gradient scaler skips 10 % of the steps."
     assert "39 steps skipped" in problem.evidence[0].text and "361 taken" in problem.evidence[0].text
     assert problem.cure == {"train.precision": "bf16"}
-    assert run_problems(usual) == {}
+    assert run_problems(healthy_run) == {}
     facts = rankdeck_in_process("show", run.path, "--json", exit_code=0).json
     assert facts["loss_scaling"] == {"scale": 2.0**-22, "num_left_out": 39}
     assert [finding["code"] for finding in facts["findings"]] == ["gradient-overflow"]
@@ -633,20 +633,20 @@ def test_a_finding_keeps_its_text_while_it_holds(configured: Any) -> None:
     followed = FindingTracker(clock=lambda: now[0])
     config = run.dir.config()
 
-    def look(*, is_over: bool = False) -> list[str]:
+    def messages(*, is_over: bool = False) -> list[str]:
         return [problem.message for problem in followed.check(RuleContext(run_state(run), config, is_over))]
 
-    assert look() == []
+    assert messages() == []
     run.write_memory(0, 1, {0: {"activations": 100 * MIB}, 1: {"activations": 10 * MIB}})
-    first = look()
+    first = messages()
     run.write_memory(0, 2, {0: {"activations": 200 * MIB}, 1: {"activations": 10 * MIB}})
-    assert look() == first, "it stands as it was read"
+    assert messages() == first, "it stands as it was read"
     now[0] = 61.0
-    second = look()
+    second = messages()
     assert second != first
     run.write_memory(0, 3, {0: {"activations": 300 * MIB}, 1: {"activations": 10 * MIB}})
-    assert look() == second
-    assert look(is_over=True) != second
+    assert messages() == second
+    assert messages(is_over=True) != second
 
 
 def check_duration_s(run: Any, num: int) -> float:

@@ -176,7 +176,7 @@ def test_a_single_rank_is_shown_with_its_location() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beat", "words"),
+    ("beat", "text"),
     [
         (Beat(20, "step", 1.0), "in step 20"),
         (Beat(1, FIRST_STEP, 1.0), "in step 1"),
@@ -190,8 +190,8 @@ def test_a_single_rank_is_shown_with_its_location() -> None:
         (Beat(0, "step", 1.0, is_step_complete=True), "after startup"),
     ],
 )
-def test_beat_locations_name_step_and_phase(beat: Beat, words: str) -> None:
-    assert beat_location(beat) == words
+def test_beat_locations_name_step_and_phase(beat: Beat, text: str) -> None:
+    assert beat_location(beat) == text
 
 
 def test_the_message_names_step_location_and_time() -> None:

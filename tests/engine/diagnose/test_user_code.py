@@ -102,10 +102,10 @@ def test_last_lines_keep_user_lines_of_deep_tracebacks() -> None:
 def test_a_problem_has_path_and_line_of_user_code(tmp_path: Path) -> None:
     file = tmp_path / "bad_model.py"
     file.write_text("import json\n\ndef model():\n    return json.loads('{')\n")
-    made: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), made)
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
     with pytest.raises(ValueError) as caught:
-        made["model"]()
+        namespace["model"]()
     problem = describe_exception(caught.value, 0).problem
     assert (problem.path, problem.line) == (str(file), 4)
     assert problem.headline().endswith(f"({file}, line 4)")

@@ -32,11 +32,11 @@ def test_the_runs_disk_is_measured_without_leaving_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("look", "setting"),
+    ("check", "setting"),
     [(disk_space.check_runs_folder, "RANKDECK_RUNS"), (disk_space.check_state_folder, "RANKDECK_HOME")],
 )
-def test_a_folder_that_cannot_hold_files_fails(look: object, setting: str) -> None:
-    line = single_row(look(UNWRITABLE / "runs"))  # type: ignore[operator]
+def test_a_folder_that_cannot_hold_files_fails(check: object, setting: str) -> None:
+    line = single_row(check(UNWRITABLE / "runs"))  # type: ignore[operator]
     assert line.verdict is Verdict.FAILED and setting in (line.fix or "")
     assert str(UNWRITABLE / "runs") in line.finding
 

@@ -42,10 +42,10 @@ def run_check(environment: dict[str, str], *, runs_are_over: bool = False) -> di
     return rows
 
 
-def make_card(folder: Path, place: str, vendor: str, kind: str) -> None:
-    (folder / place).mkdir(parents=True)
-    (folder / place / "vendor").write_text(f"{vendor}\n")
-    (folder / place / "class").write_text(f"{kind}\n")
+def make_card(folder: Path, address: str, vendor: str, kind: str) -> None:
+    (folder / address).mkdir(parents=True)
+    (folder / address / "vendor").write_text(f"{vendor}\n")
+    (folder / address / "class").write_text(f"{kind}\n")
 
 
 def test_nvidia_cards_are_found_on_the_pci_bus(tmp_path: Path) -> None:

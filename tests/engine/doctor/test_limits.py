@@ -22,14 +22,14 @@ def single_row(rows: Iterable[CheckLine]) -> CheckLine:
     return line
 
 
-def run_with_limit(limit: str, soft: int, hard: int, look: str) -> CheckLine:
+def run_with_limit(limit: str, soft: int, hard: int, check: str) -> CheckLine:
     """What the check says in a process with this limit."""
     script = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.{limit}, ({soft}, {hard}))\n"
         "from rankdeck.doctor import limits\n"
         "from rankdeck.doctor.lines import encode\n"
-        f"sys.stdout.buffer.write(encode(next(limits.{look}())))\n"
+        f"sys.stdout.buffer.write(encode(next(limits.{check}())))\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, check=False, timeout=60)
     line = decode(done.stdout)
@@ -138,7 +138,7 @@ def test_the_process_limit_counts_this_users_threads(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("asked", "verdict", "words"),
+    ("setting", "verdict", "finding"),
     [
         ("1", Verdict.OK, "Threads per rank: 1"),
         ("4096", Verdict.WARNING, "Two ranks with 4096 threads each"),
@@ -146,8 +146,8 @@ def test_the_process_limit_counts_this_users_threads(monkeypatch: pytest.MonkeyP
         ("0", Verdict.WARNING, "not a valid number"),
     ],
 )
-def test_threads_are_compared_with_cores(asked: str, verdict: Verdict, words: str) -> None:
-    line = single_row(limits.check_threads({"OMP_NUM_THREADS": asked}))
-    assert line.verdict is verdict and words in line.finding
-    assert f"OMP_NUM_THREADS={asked}" in line.evidence
+def test_threads_are_compared_with_cores(setting: str, verdict: Verdict, finding: str) -> None:
+    line = single_row(limits.check_threads({"OMP_NUM_THREADS": setting}))
+    assert line.verdict is verdict and finding in line.finding
+    assert f"OMP_NUM_THREADS={setting}" in line.evidence
     assert verdict is Verdict.OK or (line.command or "").startswith("export OMP_NUM_THREADS=")

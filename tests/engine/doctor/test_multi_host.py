@@ -66,7 +66,7 @@ def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "needs_gpus", "verdict", "words"),
+    ("host", "needs_gpus", "verdict", "finding"),
     [
         (host_with_facts("b", torch=None), False, Verdict.FAILED, "b: torch is not installed."),
         (host_with_facts("b", torch="2.12.1"), False, Verdict.FAILED, "differ in torch"),
@@ -86,9 +86,9 @@ def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
         (host_with_facts("b"), True, Verdict.OK, "the same on all hosts"),
     ],
 )
-def test_version_differences(one: ProbedHost, needs_gpus: bool, verdict: Verdict, words: str) -> None:
-    line = multi_host._versions_row([host_with_facts("a"), one], needs_gpus=needs_gpus, code=None)
-    assert line.verdict is verdict and words in line.finding
+def test_version_differences(host: ProbedHost, needs_gpus: bool, verdict: Verdict, finding: str) -> None:
+    line = multi_host._versions_row([host_with_facts("a"), host], needs_gpus=needs_gpus, code=None)
+    assert line.verdict is verdict and finding in line.finding
     assert len(line.evidence) == 2 and (line.fix is not None) == (verdict is not Verdict.OK)
     assert line.evidence[0].startswith("a: python 3.11.7, torch 2.13.0, NCCL 2.27.5, driver ")
 
@@ -98,7 +98,7 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
 
 
 @pytest.mark.parametrize(
-    ("there", "lock", "verdict", "words", "seen"),
+    ("there", "lock", "verdict", "finding", "evidence"),
     [
         (_HERE, _LOCK, Verdict.OK, "the same on all hosts", ()),
         ({**_HERE, "pip": "24.0"}, _LOCK, Verdict.OK, "the same on all hosts", ()),
@@ -140,22 +140,20 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
     ],
 )
 def test_locked_packages_must_match_for_user_code(
-    tmp_path: Path, there: Any, lock: str | None, verdict: Verdict, words: str, seen: tuple[str, ...]
+    tmp_path: Path, there: Any, lock: str | None, verdict: Verdict, finding: str, evidence: tuple[str, ...]
 ) -> None:
     if lock is not None:
         (tmp_path / "uv.lock").write_text(lock)
     hosts = [host_with_facts("a", installed=_HERE), host_with_facts("bb", installed=there)]
     line = multi_host._versions_row(hosts, needs_gpus=False, code=tmp_path)
-    assert line.verdict is verdict and words in line.finding
-    differences = [words for words in line.evidence if ": python" not in words]
-    assert differences == list(seen) and (line.fix is not None) == (verdict is not Verdict.OK)
+    assert line.verdict is verdict and finding in line.finding
+    differences = [text for text in line.evidence if ": python" not in text]
+    assert differences == list(evidence) and (line.fix is not None) == (verdict is not Verdict.OK)
     if verdict is Verdict.FAILED:
-        assert line.evidence[0] == seen[0], "a command shows the first ones alone"
-    formatted = {
-        words: message.template.format(**message.arguments) for words, message in line.phrases.items()
-    }
-    assert {line.finding, *seen} <= formatted.keys() and all(
-        words == again for words, again in formatted.items()
+        assert line.evidence[0] == evidence[0], "a command shows the first ones alone"
+    formatted = {text: message.template.format(**message.arguments) for text, message in line.phrases.items()}
+    assert {line.finding, *evidence} <= formatted.keys() and all(
+        text == again for text, again in formatted.items()
     )
 
 
@@ -185,8 +183,8 @@ def test_the_worse_of_two_differences_comes_first(tmp_path: Path) -> None:
     assert line.finding == "Hosts differ in torch." and "bb has numpy 3, a has 2.1.0" in line.evidence
 
 
-def make_rows(one: ProbedHost, *, needs_gpus: bool) -> list[CheckLine]:
-    both = [host_with_facts("a"), one]
+def make_rows(host: ProbedHost, *, needs_gpus: bool) -> list[CheckLine]:
+    both = [host_with_facts("a"), host]
     return [
         multi_host._clocks_row(both),
         multi_host._disks_row(both),
@@ -195,7 +193,7 @@ def make_rows(one: ProbedHost, *, needs_gpus: bool) -> list[CheckLine]:
 
 
 @pytest.mark.parametrize(
-    ("one", "needs_gpus", "verdicts"),
+    ("host", "needs_gpus", "verdicts"),
     [
         (host_with_facts("b"), True, ["good", "good", "good"]),
         (host_with_facts("b", offset_s=60.0), False, ["look", "good", "good"]),
@@ -206,8 +204,8 @@ def make_rows(one: ProbedHost, *, needs_gpus: bool) -> list[CheckLine]:
         (fake_host("b"), True, ["good", "look", "broken"]),
     ],
 )
-def test_clock_disk_and_device_verdicts(one: ProbedHost, needs_gpus: bool, verdicts: list[str]) -> None:
-    rows = make_rows(one, needs_gpus=needs_gpus)
+def test_clock_disk_and_device_verdicts(host: ProbedHost, needs_gpus: bool, verdicts: list[str]) -> None:
+    rows = make_rows(host, needs_gpus=needs_gpus)
     assert [row.verdict.value for row in rows] == verdicts
     assert all("b" in row.finding + row.evidence[1] for row in rows)
 
@@ -220,7 +218,7 @@ _FAST_PAIR = {"num_wrong": 0, "num_bytes": 16 << 20, "seconds": 0.01}
 
 
 @pytest.mark.parametrize(
-    ("head", "other", "verdict", "words"),
+    ("coordinator", "other", "verdict", "finding"),
     [
         ([pair_step(1, **_FAST_PAIR)], [pair_step(1, **_FAST_PAIR)], Verdict.OK, "at 1.6 GiB/s"),
         (
@@ -235,13 +233,13 @@ _FAST_PAIR = {"num_wrong": 0, "num_bytes": 16 << 20, "seconds": 0.01}
         ([], [], Verdict.FAILED, "no answer within"),
     ],
 )
-def test_pair_verdicts(head: list[Any], other: list[Any], verdict: Verdict, words: str) -> None:
-    line = multi_host._collective_row(NO_HOSTS, [fake_host("a", *head), fake_host("b", *other)])
-    assert line.verdict is verdict and words in line.finding + " ".join(line.evidence)
+def test_pair_verdicts(coordinator: list[Any], other: list[Any], verdict: Verdict, finding: str) -> None:
+    line = multi_host._collective_row(NO_HOSTS, [fake_host("a", *coordinator), fake_host("b", *other)])
+    assert line.verdict is verdict and finding in line.finding + " ".join(line.evidence)
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "reason"),
     [
         (
             fake_host("b", {"stage": "torch", "error": "No module named 'torch'"}),
@@ -251,7 +249,7 @@ def test_pair_verdicts(head: list[Any], other: list[Any], verdict: Verdict, word
         (fake_host("b", code=9), "b: it exited with status 9"),
     ],
 )
-def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, words: str) -> None:
+def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, reason: str) -> None:
     line = multi_host._collective_row(NO_HOSTS, [fake_host("a", pair_step(1, error="wait timeout")), other])
     assert line.finding == "Ranks cannot start on b." and words in line.evidence[0]
     assert "firewall" not in line.fix and "rankdeck --host b install" in line.fix

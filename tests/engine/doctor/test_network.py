@@ -58,7 +58,7 @@ def test_a_local_hostname_is_ok(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resolve", "words"),
+    ("resolve", "finding"),
     [
         (unknown_host, "does not resolve"),
         (resolving_to(FOREIGN_ADDRESS), "resolves to another machine's address"),
@@ -66,14 +66,14 @@ def test_a_local_hostname_is_ok(address: str) -> None:
     ],
 )
 def test_a_wrong_hostname_warns_unless_gloo_has_an_interface(
-    resolve: Callable[[str], list[str]], words: str
+    resolve: Callable[[str], list[str]], finding: str
 ) -> None:
     line = single_row(network.check_hostname("here", resolve, {}))
-    assert line.verdict is Verdict.WARNING and words in line.finding
+    assert line.verdict is Verdict.WARNING and finding in line.finding
     assert line.command == "export GLOO_SOCKET_IFNAME=lo"
     assert any("getaddrinfo" in text for text in line.evidence)
     line = single_row(network.check_hostname("here", resolve, {"GLOO_SOCKET_IFNAME": "lo"}))
-    assert line.verdict is Verdict.OK and words in line.finding
+    assert line.verdict is Verdict.OK and finding in line.finding
 
 
 def test_a_slow_name_server_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,17 +21,17 @@ def single_row(rows: Iterable[CheckLine]) -> CheckLine:
     return line
 
 
-def write_program(place: Path, *lines: str) -> Path:
-    place.write_text("\n".join(("#!/bin/sh", *lines, "")))
-    place.chmod(0o700)
-    return place
+def write_program(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o700)
+    return path
 
 
-def python_with_torch(place: Path, torch: str) -> Path:
+def python_with_torch(folder: Path, torch: str) -> Path:
     """An interpreter whose torch is this source."""
-    (place / "torch").mkdir(parents=True)
-    (place / "torch/__init__.py").write_text(torch)
-    return write_program(place / "python", f'PYTHONPATH="{place}" exec "{sys.executable}" "$@"')
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text(torch)
+    return write_program(folder / "python", f'PYTHONPATH="{folder}" exec "{sys.executable}" "$@"')
 
 
 def test_rankdecks_python_is_shown_with_versions_and_paths() -> None:
@@ -52,18 +52,18 @@ def test_an_interpreter_without_torch_gets_an_install_command(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("lines", "finding"),
     [
         (["kill -SEGV $$"], "exited with status -11"),
         (["echo hello", "exit 3"], "exited with status 3"),
         (['echo "[]"'], "exited with status 0"),
     ],
 )
-def test_an_interpreter_without_output_fails(tmp_path: Path, lines: list[str], words: str) -> None:
+def test_an_interpreter_without_output_fails(tmp_path: Path, lines: list[str], finding: str) -> None:
     line = single_row(
         check_python("python", ChosenPython(write_program(tmp_path / "python", *lines), "--python"))
     )
-    assert line.verdict is Verdict.FAILED and words in line.finding
+    assert line.verdict is Verdict.FAILED and finding in line.finding
 
 
 def test_a_missing_interpreter_fails(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ zeros = (lambda n: types.SimpleNamespace(numpy=lambda: 0)) if not %(deaf)r else 
 
 
 @pytest.mark.parametrize(
-    ("torch", "has_driver", "verdict", "words"),
+    ("torch", "has_driver", "verdict", "finding"),
     [
         ({"cuda": "13.0", "gpus": 2}, True, Verdict.OK, "sees 2 GPUs"),
         ({"cuda": "13.0"}, True, Verdict.FAILED, "cannot use any GPU"),
@@ -101,14 +101,14 @@ zeros = (lambda n: types.SimpleNamespace(numpy=lambda: 0)) if not %(deaf)r else 
     ],
 )
 def test_torch_builds_that_do_not_fit_the_machine_are_found(
-    tmp_path: Path, torch: dict[str, object], has_driver: bool, verdict: Verdict, words: str
+    tmp_path: Path, torch: dict[str, object], has_driver: bool, verdict: Verdict, finding: str
 ) -> None:
     """Builds that this machine has not: what a torch answers is written down."""
     facts = {"cuda": None, "gpus": 0, "gloo": True, "deaf": False} | torch
     python = python_with_torch(tmp_path / "place", TORCH % facts)
     driver = tmp_path if has_driver else NO_DRIVER
     line = single_row(check_python("python", ChosenPython(python, "--python"), driver))
-    assert line.verdict is verdict and words in line.finding, line
+    assert line.verdict is verdict and finding in line.finding, line
     assert "The NVIDIA driver on your system is too old" in line.evidence
 
 

@@ -130,48 +130,48 @@ def _check_killed_command(tmp_path: Path, kill_time: KillTime) -> None:
     assert end is not None and (end.outcome, end.exit_code) == ("stopped", 130)
 
 
-@pytest.mark.parametrize("moment", _FEW_TIMES)
-def test_killing_the_supervisor_leaves_no_process(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_supervisor_or_rank(tmp_path, "supervisor", moment)
+@pytest.mark.parametrize("kill_time", _FEW_TIMES)
+def test_killing_the_supervisor_leaves_no_process(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "supervisor", kill_time)
 
 
-@pytest.mark.parametrize("moment", _FEW_TIMES)
-def test_killing_a_rank_ends_the_run_and_names_the_rank(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_supervisor_or_rank(tmp_path, "rank", moment)
+@pytest.mark.parametrize("kill_time", _FEW_TIMES)
+def test_killing_a_rank_ends_the_run_and_names_the_rank(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "rank", kill_time)
 
 
-@pytest.mark.parametrize("moment", _FEW_TIMES)
-def test_killing_the_guard_ends_every_process(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_guard(tmp_path, moment)
+@pytest.mark.parametrize("kill_time", _FEW_TIMES)
+def test_killing_the_guard_ends_every_process(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_guard(tmp_path, kill_time)
 
 
-@pytest.mark.parametrize("moment", _FEW_TIMES)
-def test_killing_the_command_stops_its_run(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_command(tmp_path, moment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY_TIMES["supervisor"])
-def test_killing_the_supervisor_at_any_time_leaves_no_process(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_supervisor_or_rank(tmp_path, "supervisor", moment)
+@pytest.mark.parametrize("kill_time", _FEW_TIMES)
+def test_killing_the_command_stops_its_run(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_command(tmp_path, kill_time)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY_TIMES["rank"])
-def test_killing_a_rank_at_any_time_ends_the_run(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_supervisor_or_rank(tmp_path, "rank", moment)
+@pytest.mark.parametrize("kill_time", _MANY_TIMES["supervisor"])
+def test_killing_the_supervisor_at_any_time_leaves_no_process(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "supervisor", kill_time)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY_TIMES["guard"])
-def test_killing_the_guard_at_any_time_ends_every_process(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_guard(tmp_path, moment)
+@pytest.mark.parametrize("kill_time", _MANY_TIMES["rank"])
+def test_killing_a_rank_at_any_time_ends_the_run(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "rank", kill_time)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY_TIMES["command"])
-def test_killing_the_command_at_any_time_stops_its_run(tmp_path: Path, moment: KillTime) -> None:
-    _check_killed_command(tmp_path, moment)
+@pytest.mark.parametrize("kill_time", _MANY_TIMES["guard"])
+def test_killing_the_guard_at_any_time_ends_every_process(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_guard(tmp_path, kill_time)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_time", _MANY_TIMES["command"])
+def test_killing_the_command_at_any_time_stops_its_run(tmp_path: Path, kill_time: KillTime) -> None:
+    _check_killed_command(tmp_path, kill_time)
 
 
 def test_stopping_before_the_ranks_start_is_immediate(

@@ -121,13 +121,15 @@ def test_a_suspended_supervisor_is_reported_each_time_and_can_be_stopped(tmp_pat
     wait_for_attempt(run, 0)
     pid = supervisor_pid(run)
     assert pid is not None
-    for num_told in (1, 2):
+    for num_warnings in (1, 2):
         os.kill(pid, signal.SIGSTOP)
-        warnings = wait_until(lambda n=num_told: len(found := read_problems(run, "warning")) == n and found)
+        warnings = wait_until(
+            lambda n=num_warnings: len(problems := read_problems(run, "warning")) == n and problems
+        )
         assert warnings[-1].code == "supervisor-suspended" and f"kill -CONT {pid}" in (
             warnings[-1].advice or ""
         )
-        if num_told == 1:
+        if num_warnings == 1:
             os.kill(pid, signal.SIGCONT)
             wait_until(lambda: state_and_parent(pid)[0] != SUSPENDED)
             time.sleep(1.5)  # the guard looks once a second

@@ -20,8 +20,8 @@ RANKS = {"box1": range(1), "box 2": range(1, 3), "box3": range(3, 4)}
 class SlowHosts:
     """What is sent to the others, whose clocks go as they like and who may take their time."""
 
-    def __init__(self, run: Path, head: FakeCoordinator) -> None:
-        self.coordinator, self.clocks = head, HostClocks(str(run), head.server.send_to)
+    def __init__(self, run: Path, coordinator: FakeCoordinator) -> None:
+        self.coordinator, self.clocks = coordinator, HostClocks(str(run), coordinator.server.send_to)
         self.ahead_s = {"box 2": 60.0, "box3": -0.5}
         self.file = run / "clocks.jsonl"
 
@@ -47,19 +47,19 @@ class SlowHosts:
 
 
 @pytest.fixture
-def head() -> Iterator[FakeCoordinator]:
+def coordinator() -> Iterator[FakeCoordinator]:
     coordinator = FakeCoordinator(2)
     yield coordinator
     coordinator.close()
 
 
 def test_clock_offsets_are_written_into_the_run_folder(
-    head: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_guard, "CLOCK_INTERVAL_S", 0.0)
-    others = FakeNode(head, "box 2"), FakeNode(head, "box3")
-    head.poll_until(lambda: head.server.is_complete, *others)
-    slow = SlowHosts(tmp_path, head)
+    others = FakeNode(coordinator, "box 2"), FakeNode(coordinator, "box3")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, *others)
+    slow = SlowHosts(tmp_path, coordinator)
     slow.exchange_clocks(*others)
     assert not slow.written_offsets(), "it has no ranks yet"
     slow.clocks.start_attempt(2, RANKS)
@@ -82,10 +82,10 @@ def test_clock_offsets_are_written_into_the_run_folder(
     ]
 
 
-def test_invalid_clock_answers_are_ignored(head: FakeCoordinator, tmp_path: Path) -> None:
-    others = FakeNode(head, "box 2"), FakeNode(head, "box3")
-    head.poll_until(lambda: head.server.is_complete, *others)
-    slow = SlowHosts(tmp_path, head)
+def test_invalid_clock_answers_are_ignored(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    others = FakeNode(coordinator, "box 2"), FakeNode(coordinator, "box3")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, *others)
+    slow = SlowHosts(tmp_path, coordinator)
     slow.clocks.start_attempt(0, RANKS)
     slow.clocks.on_answer("box 2", {"word": "clock", "asked": 1.0, "now": time.time()})
     question_times: list[float] = []

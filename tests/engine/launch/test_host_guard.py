@@ -43,7 +43,7 @@ def start_coordinator_run(tmp_path: Path, several: MultiHostRole) -> RunDir:
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, int]]]:
+def coordinator_run(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, int]]]:
     """A head that waits for one more; what that has to say, and where."""
     several = MultiHostRole.as_coordinator(2, "127.0.0.1")
     run = start_coordinator_run(tmp_path, several)
@@ -77,9 +77,9 @@ def join_and_leave(at: tuple[str, int], hello: dict[str, Any]) -> None:
     ],
 )
 def test_an_invalid_hello_of_a_host_ends_the_start_with_a_message(
-    head: tuple[RunDir, dict[str, Any], tuple[str, int]], wrong: dict[str, Any]
+    coordinator_run: tuple[RunDir, dict[str, Any], tuple[str, int]], wrong: dict[str, Any]
 ) -> None:
-    run, hello, at = head
+    run, hello, at = coordinator_run
     join_and_leave(at, {**hello, "ranks": 1, "devices": [{}], **wrong})
     end = wait_until(run.exit_record)
     assert (end.outcome, end.exit_code) == ("failed", 1)
@@ -87,7 +87,7 @@ def test_an_invalid_hello_of_a_host_ends_the_start_with_a_message(
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "reason"),
     [
         ({"torch": "1.0"}, "box2 has torch 1.0, but this host has "),
         ({"nccl": "2.27.5"}, "box2 has NCCL 2.27.5, but this host has ?."),
@@ -95,45 +95,47 @@ def test_an_invalid_hello_of_a_host_ends_the_start_with_a_message(
     ],
 )
 def test_a_host_with_other_versions_is_refused_with_a_message(
-    head: tuple[RunDir, dict[str, Any], tuple[str, int]], other: dict[str, str], words: str
+    coordinator_run: tuple[RunDir, dict[str, Any], tuple[str, int]], other: dict[str, str], reason: str
 ) -> None:
-    run, hello, at = head
+    run, hello, at = coordinator_run
     join_and_leave(at, {**hello, "ranks": 1, "devices": [{}], **other})
     end = wait_until(run.exit_record)
-    assert (end.reason or "").startswith(words)
+    assert (end.reason or "").startswith(reason)
     assert not launching.read_problems(run)
 
 
 def test_a_coordinator_killed_for_a_failed_host_names_that_host(
-    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+    coordinator_run: tuple[RunDir, dict[str, Any], tuple[str, int]],
 ) -> None:
-    run, hello, at = head
+    run, hello, at = coordinator_run
     device = {"index": 0, "name": "Virtual 0", "kind": "virtual"}
     with socket.create_connection(at) as host, host.makefile() as lines:
 
-        def say(*words: dict[str, Any]) -> None:
-            host.sendall(b"".join(json.dumps(word).encode() + b"\n" for word in words) or b"\n")
+        def send(*messages: dict[str, Any]) -> None:
+            host.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages) or b"\n")
 
         def beats_until(condition: Callable[[], object]) -> None:
-            wait_until(lambda: (say(), condition())[1], interval_s=0.2, deadline_s=30)
+            wait_until(lambda: (send(), condition())[1], interval_s=0.2, deadline_s=30)
 
-        say({**hello, "ranks": 1, "devices": [device], "attempt": 0})
+        send({**hello, "ranks": 1, "devices": [device], "attempt": 0})
         assert any('"begin"' in line for line in lines)
         beats_until((run.events_folder / "supervisor.0.jsonl").exists)
-        say({"word": "ended", "status": 1, "reason": "rank 1: no such layer"})
+        send({"word": "ended", "status": 1, "reason": "rank 1: no such layer"})
         supervisor = next(iter(psutil.Process(launching.guard_pid(run)).children()))
         beats_until(lambda: not supervisor.is_running())
-        say({"word": "left"})
-        messages = [json.loads(line) for line in lines if '"end"' in line]
-        assert {(word["because"], word["why"]) for word in messages} == {("box2", "rank 1: no such layer")}
+        send({"word": "left"})
+        ends = [json.loads(line) for line in lines if '"end"' in line]
+        assert {(message["because"], message["why"]) for message in ends} == {
+            ("box2", "rank 1: no such layer")
+        }
     end = wait_until(run.exit_record)
     assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
 
 
 def test_removing_the_coordinators_folder_is_reported_to_all_hosts(
-    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+    coordinator_run: tuple[RunDir, dict[str, Any], tuple[str, int]],
 ) -> None:
-    run, hello, at = head
+    run, hello, at = coordinator_run
     device, data = {"index": 0, "name": "Virtual 0", "kind": "virtual"}, bytearray()
     with socket.create_connection(at) as host:
         host.settimeout(0.1)
@@ -185,16 +187,16 @@ def test_a_lost_host_stays_the_cause_when_a_restart_is_possible(
     assert messages == [{"word": "over"}]
 
 
-@pytest.mark.parametrize(("others", "words"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
-def test_the_restart_message_counts_the_hosts(others: int, words: str) -> None:
+@pytest.mark.parametrize(("others", "message"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
+def test_the_restart_message_counts_the_hosts(others: int, message: str) -> None:
     guard = SimpleNamespace(_server=SimpleNamespace(num_connected=others), num_restarts=0, _max_restarts=1)
-    assert words in CoordinatorGuard._restart_message(
+    assert message in CoordinatorGuard._restart_message(
         cast("CoordinatorGuard", guard), phrase("box2 has gone.")
     )
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         {"word": "begin"},
         {"word": "begin", "hosts": 7},
@@ -203,7 +205,9 @@ def test_the_restart_message_counts_the_hosts(others: int, words: str) -> None:
         {"word": "refused"},
     ],
 )
-def test_an_invalid_layout_from_the_coordinator_ends_the_start(tmp_path: Path, said: dict[str, Any]) -> None:
+def test_an_invalid_layout_from_the_coordinator_ends_the_start(
+    tmp_path: Path, message: dict[str, Any]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = start_coordinator_run(
             tmp_path, MultiHostRole(2, "secret", coordinator_address=server.getsockname())
@@ -211,7 +215,7 @@ def test_an_invalid_layout_from_the_coordinator_ends_the_start(tmp_path: Path, s
         guard, _ = server.accept()
         with guard:
             assert json.loads(guard.makefile().readline())["ranks"] == 1
-            guard.sendall(json.dumps(said).encode() + b"\n")
+            guard.sendall(json.dumps(message).encode() + b"\n")
             end = wait_until(run.exit_record)
     assert end.outcome == "failed"
     assert (end.reason or "").startswith(

@@ -19,7 +19,7 @@ _ADDRESS = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--hosts", "2"), "either --listen or --join"),
         (("--listen", "127.0.0.1"), "needs the number of hosts"),
@@ -42,10 +42,10 @@ _ADDRESS = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
         (("--hosts", "2", "--join", _ADDRESS, "--set", "train.global_batch=1"), "global_batch"),
     ],
 )
-def test_incompatible_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_incompatible_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     command = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
     result = rankdeck_in_process(*command, *arguments, exit_code=2)
-    assert words in result.err and "Traceback" not in result.err
+    assert message in result.err and "Traceback" not in result.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -152,15 +152,15 @@ def test_the_secret_is_in_no_process_list_and_no_file() -> None:
 
 
 def test_ranks_and_devices_are_numbered_over_all_hosts() -> None:
-    def part(name: str, ranks: int) -> LayoutHost:
+    def make_host(name: str, ranks: int) -> LayoutHost:
         devices = [DeviceInfo(index, f"GPU {index}", "gpu") for index in range(ranks)]
         return LayoutHost(name, "127.0.0.1", ranks, devices)
 
-    layout = Layout([part("a", 2), part("b", 1), part("c", 3)], index=2)
+    layout = Layout([make_host("a", 2), make_host("b", 1), make_host("c", 3)], index=2)
     assert (layout.world_size, layout.local_ranks, layout.is_single_host) == (6, range(3, 6), False)
     assert [device.index for device in layout.devices] == list(range(6))
     assert layout.devices[2].title == "b GPU 0" and layout.interface() == "lo"
-    single = single_host_layout(2, part("", 2).devices)
+    single = single_host_layout(2, make_host("", 2).devices)
     assert single.is_single_host and single.local_ranks == range(2) and single.devices[0].name == "GPU 0"
     with pytest.raises(ValueError):
         parse_layout('{"hosts": [{"name": 1}]}')

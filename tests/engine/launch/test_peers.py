@@ -76,14 +76,14 @@ class FakeCoordinator:
 class FakeNode:
     """Another guard."""
 
-    def __init__(self, head: FakeCoordinator, name: str, secret: str = "secret") -> None:
-        head.nodes.append(self)
+    def __init__(self, coordinator: FakeCoordinator, name: str, secret: str = "secret") -> None:
+        coordinator.nodes.append(self)
         self.selector = selectors.DefaultSelector()
         self.received: list[GuardMessage] = []
         self.lost: list[str] = []
         self.client = CoordinatorClient(
             self.selector,
-            (_LOOPBACK, head.port),
+            (_LOOPBACK, coordinator.port),
             {"name": name, "secret": secret, "ranks": 2},
             self.received.append,
             self.lost.append,
@@ -96,40 +96,42 @@ class FakeNode:
 
 
 @pytest.fixture
-def head() -> Iterator[FakeCoordinator]:
+def coordinator() -> Iterator[FakeCoordinator]:
     coordinator = FakeCoordinator(2)
     yield coordinator
     with mock.patch.object(peers, "_LEAVE_TIMEOUT_S", 0.01):  # both ends are this thread's: none would answer
         coordinator.close()
 
 
-def test_all_guards_receive_messages_of_each_other(head: FakeCoordinator) -> None:
-    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, first, second)
-    assert {name: host["ranks"] for name, host in head.server.hosts.items()} == {"box1": 2, "box2": 2}
-    assert all(host["address"] == _LOOPBACK and not host["secret"] for host in head.server.hosts.values())
-    head.server.broadcast({"word": "begin", "hosts": ["a" * 10_000]})
+def test_all_guards_receive_messages_of_each_other(coordinator: FakeCoordinator) -> None:
+    first, second = FakeNode(coordinator, "box1"), FakeNode(coordinator, "box2")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, first, second)
+    assert {name: host["ranks"] for name, host in coordinator.server.hosts.items()} == {"box1": 2, "box2": 2}
+    assert all(
+        host["address"] == _LOOPBACK and not host["secret"] for host in coordinator.server.hosts.values()
+    )
+    coordinator.server.broadcast({"word": "begin", "hosts": ["a" * 10_000]})
     first.client.send({"word": "failed", "code": 1})
-    head.poll_until(lambda: first.received and second.received and head.received, first, second)
+    coordinator.poll_until(lambda: first.received and second.received and coordinator.received, first, second)
     assert first.received == second.received == [{"word": "begin", "hosts": ["a" * 10_000]}]
-    assert head.received == [("box1", {"word": "failed", "code": 1})]
+    assert coordinator.received == [("box1", {"word": "failed", "code": 1})]
     piece = "손실".encode().decode("latin-1") * 2600
     first.client.send({"word": "events", "data": piece})
-    head.poll_until(lambda: len(head.received) == 2, first, second)
-    assert head.received[1] == ("box1", {"word": "events", "data": piece}) and not head.lost
-    late = FakeNode(head, "box3")
-    head.poll_until(lambda: late.received and late.lost, first, second, late)
-    assert late.received[0]["word"] == "refused" and not head.lost
+    coordinator.poll_until(lambda: len(coordinator.received) == 2, first, second)
+    assert coordinator.received[1] == ("box1", {"word": "events", "data": piece}) and not coordinator.lost
+    late = FakeNode(coordinator, "box3")
+    coordinator.poll_until(lambda: late.received and late.lost, first, second, late)
+    assert late.received[0]["word"] == "refused" and not coordinator.lost
     second.client.close()
-    head.poll_until(lambda: head.lost, first)
-    assert head.lost == [("box2", LEFT)]
-    late = FakeNode(head, "box3")
-    head.poll_until(lambda: late.lost, first, late)
-    assert set(head.server.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
+    coordinator.poll_until(lambda: coordinator.lost, first)
+    assert coordinator.lost == [("box2", LEFT)]
+    late = FakeNode(coordinator, "box3")
+    coordinator.poll_until(lambda: late.lost, first, late)
+    assert set(coordinator.server.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
 
 
 def test_a_client_connects_to_the_address_that_answers(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a host whose name has an address of IPv6 first, and whose guard listens on IPv4."""
     addresses = {"box0": ["127.0.0.9", _LOOPBACK], "gone": ["127.0.0.9"]}
@@ -140,30 +142,30 @@ def test_a_client_connects_to_the_address_that_answers(
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with selectors.DefaultSelector() as selector:
         hello: GuardMessage = {"name": "box1", "secret": "secret", "ranks": 1}
-        end = CoordinatorClient(selector, ("box0", head.port), hello, print, print)
-        head.poll_until(lambda: "box1" in head.server.hosts)
+        end = CoordinatorClient(selector, ("box0", coordinator.port), hello, print, print)
+        coordinator.poll_until(lambda: "box1" in coordinator.server.hosts)
         end.close()
         with pytest.raises(ConnectionRefusedError):
-            CoordinatorClient(selector, ("gone", head.port), hello, print, print)
+            CoordinatorClient(selector, ("gone", coordinator.port), hello, print, print)
 
 
-def test_a_host_that_left_early_may_join_again(head: FakeCoordinator) -> None:
-    first = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, first)
+def test_a_host_that_left_early_may_join_again(coordinator: FakeCoordinator) -> None:
+    first = FakeNode(coordinator, "box1")
+    coordinator.poll_until(lambda: coordinator.server.hosts, first)
     first.client.close()
-    head.poll_until(lambda: head.lost)
-    assert not head.server.hosts
-    again, two = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, again, two)
+    coordinator.poll_until(lambda: coordinator.lost)
+    assert not coordinator.server.hosts
+    again, two = FakeNode(coordinator, "box1"), FakeNode(coordinator, "box2")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, again, two)
 
 
 @pytest.mark.parametrize("name", ["box1", "head"])
-def test_a_second_host_with_the_same_name_is_refused(head: FakeCoordinator, name: str) -> None:
-    node = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, node)
-    same = FakeNode(head, name)
-    head.poll_until(lambda: same.lost, node, same)
-    assert same.received == [{"word": "refused", "name": name}] and list(head.server.hosts) == ["box1"]
+def test_a_second_host_with_the_same_name_is_refused(coordinator: FakeCoordinator, name: str) -> None:
+    node = FakeNode(coordinator, "box1")
+    coordinator.poll_until(lambda: coordinator.server.hosts, node)
+    same = FakeNode(coordinator, name)
+    coordinator.poll_until(lambda: same.lost, node, same)
+    assert same.received == [{"word": "refused", "name": name}] and list(coordinator.server.hosts) == ["box1"]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +184,8 @@ def test_a_second_host_with_the_same_name_is_refused(head: FakeCoordinator, name
         b'{"name": "", "secret": "secret"}\n',
     ],
 )
-def test_a_connection_without_the_secret_is_closed(head: FakeCoordinator, sent: bytes) -> None:
-    with socket.create_connection((_LOOPBACK, head.port)) as stranger:
+def test_a_connection_without_the_secret_is_closed(coordinator: FakeCoordinator, sent: bytes) -> None:
+    with socket.create_connection((_LOOPBACK, coordinator.port)) as stranger:
         stranger.sendall(sent)
         stranger.setblocking(False)
 
@@ -195,26 +197,26 @@ def test_a_connection_without_the_secret_is_closed(head: FakeCoordinator, sent: 
             except ConnectionError:
                 return True
 
-        head.poll_until(is_closed)
-    assert not head.server.hosts and not head.lost
+        coordinator.poll_until(is_closed)
+    assert not coordinator.server.hosts and not coordinator.lost
 
 
-def test_idle_unauthenticated_connections_do_not_block_hosts(head: FakeCoordinator) -> None:
-    lines = [socket.create_connection((_LOOPBACK, head.port)) for _ in range(60)]
-    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, first, second)
+def test_idle_unauthenticated_connections_do_not_block_hosts(coordinator: FakeCoordinator) -> None:
+    lines = [socket.create_connection((_LOOPBACK, coordinator.port)) for _ in range(60)]
+    first, second = FakeNode(coordinator, "box1"), FakeNode(coordinator, "box2")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, first, second)
     for line in lines:
         line.close()
-    head.poll_until(lambda: True, first, second)
-    assert not head.lost
+    coordinator.poll_until(lambda: True, first, second)
+    assert not coordinator.lost
 
 
-def test_a_line_without_an_end_closes_the_connection(head: FakeCoordinator) -> None:
-    node = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, node)
+def test_a_line_without_an_end_closes_the_connection(coordinator: FakeCoordinator) -> None:
+    node = FakeNode(coordinator, "box1")
+    coordinator.poll_until(lambda: coordinator.server.hosts, node)
     node.client._peer._pending += b"x" * (MAX_LINE_BYTES + 1)
-    head.poll_until(lambda: head.lost, node)
-    assert head.lost == [("box1", CLOSED)]
+    coordinator.poll_until(lambda: coordinator.lost, node)
+    assert coordinator.lost == [("box1", CLOSED)]
 
 
 _NODE_CODE = """
@@ -233,17 +235,17 @@ while True:
 
 @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, CLOSED), (signal.SIGSTOP, SILENT)])
 def test_a_killed_guard_is_closed_and_a_stopped_one_is_silent(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, number: int, how: str
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, number: int, how: str
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
-    near = FakeNode(head, "near")
-    far = subprocess.Popen([sys.executable, "-c", _NODE_CODE, str(head.port)])
+    near = FakeNode(coordinator, "near")
+    far = subprocess.Popen([sys.executable, "-c", _NODE_CODE, str(coordinator.port)])
     try:
-        head.poll_until(lambda: head.server.is_complete, near)
+        coordinator.poll_until(lambda: coordinator.server.is_complete, near)
         os.kill(far.pid, number)
         began_s = time.monotonic()
-        head.poll_until(lambda: head.lost, near)
-        assert head.lost == [("far", how)] and not near.lost
+        coordinator.poll_until(lambda: coordinator.lost, near)
+        assert coordinator.lost == [("far", how)] and not near.lost
         assert (time.monotonic() - began_s > 1.0) == (how == SILENT)
     finally:
         far.kill()
@@ -251,60 +253,62 @@ def test_a_killed_guard_is_closed_and_a_stopped_one_is_silent(
 
 
 def test_silence_of_all_hosts_means_this_host_is_isolated(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
-    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, first, second)
-    head.poll_until(lambda: len(head.lost) == 2)
-    assert sorted(how for _, how in head.lost) == [ISOLATED, SILENT], "the last one has nobody beside it"
-    assert head.lost[0][1] == ISOLATED
+    first, second = FakeNode(coordinator, "box1"), FakeNode(coordinator, "box2")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, first, second)
+    coordinator.poll_until(lambda: len(coordinator.lost) == 2)
+    assert sorted(how for _, how in coordinator.lost) == [ISOLATED, SILENT], (
+        "the last one has nobody beside it"
+    )
+    assert coordinator.lost[0][1] == ISOLATED
 
 
 def test_a_suspended_coordinator_does_not_blame_others(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
-    node = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, node)
+    node = FakeNode(coordinator, "box1")
+    coordinator.poll_until(lambda: coordinator.server.hosts, node)
     time.sleep(0.8)  # neither of them looked
-    head.server.poll(time.monotonic())
+    coordinator.server.poll(time.monotonic())
     node.client.poll(time.monotonic())
-    assert not head.lost and not node.lost
+    assert not coordinator.lost and not node.lost
     began_s = time.monotonic()
-    head.poll_until(lambda: head.lost)
-    assert head.lost == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
+    coordinator.poll_until(lambda: coordinator.lost)
+    assert coordinator.lost == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
 
 
 def test_a_node_dropped_while_suspended_reports_its_suspension(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
-    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, first, second)
+    first, second = FakeNode(coordinator, "box1"), FakeNode(coordinator, "box2")
+    coordinator.poll_until(lambda: coordinator.server.is_complete, first, second)
     first.client._peer.close()
     time.sleep(0.8)
-    head.poll_until(lambda: head.lost, second)
-    assert head.lost == [("box1", SUSPENDED)]
+    coordinator.poll_until(lambda: coordinator.lost, second)
+    assert coordinator.lost == [("box1", SUSPENDED)]
     time.sleep(0.7)
-    head.poll_until(lambda: True, second)
+    coordinator.poll_until(lambda: True, second)
     second.client._peer.close()
-    head.poll_until(lambda: len(head.lost) == 2)
-    assert head.lost[1] == ("box2", SUSPENDED), "it was away again"
+    coordinator.poll_until(lambda: len(coordinator.lost) == 2)
+    assert coordinator.lost[1] == ("box2", SUSPENDED), "it was away again"
 
 
 def test_a_stopped_and_continued_node_reports_its_suspension(
-    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
-    near = FakeNode(head, "near")
+    near = FakeNode(coordinator, "near")
     code = f"from rankdeck.launch import peers\npeers.HEARTBEAT_TIMEOUT_S = 1.5\n{_NODE_CODE}"
-    command = [sys.executable, "-uc", code, str(head.port)]
+    command = [sys.executable, "-uc", code, str(coordinator.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as far:
         try:
-            head.poll_until(lambda: head.server.is_complete, near)
+            coordinator.poll_until(lambda: coordinator.server.is_complete, near)
             os.kill(far.pid, signal.SIGSTOP)
-            head.poll_until(lambda: head.lost, near)
+            coordinator.poll_until(lambda: coordinator.lost, near)
             os.kill(far.pid, signal.SIGCONT)
             assert far.stdout is not None and far.stdout.readline() == f"{SUSPENDED}\n"
         finally:

@@ -67,12 +67,12 @@ def test_a_file_removed_during_a_check_counts_as_progress(
     now.append(now[-1] + save_watch.SAVE_TIMEOUT_S)
     listed = os.scandir
 
-    def gone(path: str) -> object:
+    def scandir(path: str) -> object:
         if Path(path) == old:
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return listed(path)
 
-    monkeypatch.setattr(os, "scandir", gone)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert watch.is_progressing()
 
 

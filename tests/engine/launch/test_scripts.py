@@ -207,7 +207,7 @@ def test_a_script_has_a_terminal_where_the_command_has_one(tmp_path: Path) -> No
     output = bytearray()
     reader = threading.Thread(target=lambda: output.extend(read_all(master)), daemon=True)
     reader.start()
-    wait_for_output = lambda words: wait_until(lambda: words in log(run), what=repr(words))  # noqa: E731
+    wait_for_output = lambda text: wait_until(lambda: text in log(run), what=repr(text))  # noqa: E731
     wait_for_output(b"[True, True, True] 91\n")
     os.write(keys, b"Ada\n")
     wait_for_output(b"Ada\n'Ada'\n")
@@ -248,7 +248,7 @@ def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "status", "words"),
+    ("source", "status", "message"),
     [
         ("import sys; sys.exit(3)", 3, "train.py exited with status 3."),
         pytest.param("import os; os._exit(9)", 9, "train.py exited with status 9.", marks=pytest.mark.slow),
@@ -269,11 +269,11 @@ def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
         ("x = = 1", 1, "The script raised SyntaxError: invalid syntax ("),
     ],
 )
-def test_the_exit_status_is_the_scripts(tmp_path: Path, source: str, status: int, words: str) -> None:
+def test_the_exit_status_is_the_scripts(tmp_path: Path, source: str, status: int, message: str) -> None:
     end, script_status = wait_for_script_end(run := launch_script(tmp_path, source))
     assert (end.outcome, end.exit_code, script_status) == ("failed", 1, status)
     (problem,) = launching.read_problems(run)
-    assert problem.message.startswith(words) and problem.rank is None
+    assert problem.message.startswith(message) and problem.rank is None
     assert end.reason == problem.headline()
     if problem.code == "rank-exception":
         assert problem.path == str(tmp_path / "train.py")

@@ -18,9 +18,9 @@ def test_a_stop_while_the_store_is_made_closes_only_its_socket(monkeypatch: pyte
     make = torch.distributed.TCPStore
     took_its_place: list[int] = []
 
-    def interrupted(*given: Any, master_listen_fd: int, **more: Any) -> None:
+    def interrupted(*args: Any, master_listen_fd: int, **kwargs: Any) -> None:
         """The signal is heeded once torch returns: what it has made goes, with the socket."""
-        make(*given, master_listen_fd=master_listen_fd, **more)
+        make(*args, master_listen_fd=master_listen_fd, **kwargs)
         took_its_place.append(os.open(os.devnull, os.O_RDONLY))
         while took_its_place[-1] < master_listen_fd:
             took_its_place.append(os.open(os.devnull, os.O_RDONLY))

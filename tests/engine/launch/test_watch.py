@@ -80,7 +80,7 @@ class FakeRanks:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeRanks]]:
     run = WrittenRun(tmp_path / "runs")
-    yield lambda **given: FakeRanks(**{"run": run.dir, "monkeypatch": monkeypatch, **given})
+    yield lambda **options: FakeRanks(**{"run": run.dir, "monkeypatch": monkeypatch, **options})
     run.lose()
 
 

@@ -54,21 +54,21 @@ def test_checkpointing_does_not_change_gradients_and_buffers(name: str) -> None:
 
 
 def test_fewer_activations_are_saved_for_backward() -> None:
-    def kept_bytes(model: nn.Module) -> int:
+    def saved_bytes(model: nn.Module) -> int:
         storages: dict[int, int] = {}
 
-        def keep(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> Tensor:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model(torch.randint(50, (4, 64)))
         return sum(storages.values())
 
     model = gpt.build(vocabulary=50, layers=4, heads=2, width=32, context=64)
-    before = kept_bytes(model)
+    before = saved_bytes(model)
     checkpoint_blocks(model)
-    assert kept_bytes(model) < before / 2
+    assert saved_bytes(model) < before / 2
 
 
 def test_wrapping_keeps_names_and_type_and_is_idempotent() -> None:

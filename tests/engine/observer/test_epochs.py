@@ -14,27 +14,27 @@ FORGOTTEN, TOLD, PERSISTENT, IN_ORDER, OWN_ORDER, PLAIN, ONCE, ZEROS = range(8)
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> ObservedProcess:
+def process(tmp_path_factory: pytest.TempPathFactory) -> ObservedProcess:
     done = run_script([Path(__file__).parent / "scripts/passes.py"], tmp_path_factory.mktemp("passes"))
     assert done.status == 0, done.stderr
     return done
 
 
-def test_epochs_with_an_unchanged_order_are_counted(seen: ObservedProcess) -> None:
-    same = {rank: seen.last_observed(rank).same_epochs for rank in seen.ranks()}
+def test_epochs_with_an_unchanged_order_are_counted(process: ObservedProcess) -> None:
+    same = {rank: process.last_observed(rank).same_epochs for rank in process.ranks()}
     assert same == dict.fromkeys(range(8), 0) | {FORGOTTEN: 2, PERSISTENT: 2}
 
 
-def test_ranks_with_equal_samples_have_equal_digests(seen: ObservedProcess) -> None:
-    digests = {rank: seen.last_observed(rank).first_batches for rank in seen.ranks()}
+def test_ranks_with_equal_samples_have_equal_digests(process: ObservedProcess) -> None:
+    digests = {rank: process.last_observed(rank).first_batches for rank in process.ranks()}
     assert digests[ZEROS] is None and None not in [digests[rank] for rank in range(7)]
     assert digests[FORGOTTEN] == digests[PERSISTENT] and digests[PLAIN] == digests[ONCE]
     assert len({digests[rank] for rank in (FORGOTTEN, TOLD, IN_ORDER, OWN_ORDER, PLAIN)}) == 5
 
 
-def test_batch_norms_and_threads_are_reported(seen: ObservedProcess) -> None:
-    norms = {rank: seen.last_observed(rank).batch_norms for rank in seen.ranks()}
+def test_batch_norms_and_threads_are_reported(process: ObservedProcess) -> None:
+    norms = {rank: process.last_observed(rank).batch_norms for rank in process.ranks()}
     assert norms == dict.fromkeys(range(8), 0) | {FORGOTTEN: 1}
-    for rank in seen.ranks():
-        (started,) = seen.events_of_type(events.RankStarted, rank)
-        assert started.threads == 1 and seen.disabled_parts(rank) == unavailable_parts()
+    for rank in process.ranks():
+        (started,) = process.events_of_type(events.RankStarted, rank)
+        assert started.threads == 1 and process.disabled_parts(rank) == unavailable_parts()

@@ -131,7 +131,7 @@ def _run_bare(
 
 
 @pytest.mark.parametrize(
-    "own",
+    "source",
     [
         None,
         "print('mine')",
@@ -140,15 +140,15 @@ def _run_bare(
         "import sys; sys.exit(5)",
     ],
 )
-def test_a_user_sitecustomize_still_runs(tmp_path: Path, own: str | None) -> None:
+def test_a_user_sitecustomize_still_runs(tmp_path: Path, source: str | None) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
-    if own is not None:
-        (folder / "sitecustomize.py").write_text(own + "\n")
+    if source is not None:
+        (folder / "sitecustomize.py").write_text(source + "\n")
     code = "import sys; print([p for p in sys.path if 'observer' in p], 'sitecustomize' in sys.modules)"
     alone = _run_bare(code, None, PYTHONPATH=str(folder))
     observed = _run_bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(folder)]))
-    if "exit" in (own or ""):  # Python itself dies of that, and shows every frame.
+    if "exit" in (source or ""):  # Python itself dies of that, and shows every frame.
         assert [text[-40:] for text in (observed[1], observed[2])] == [
             text[-40:] for text in (alone[1], alone[2])
         ]

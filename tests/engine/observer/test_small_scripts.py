@@ -124,7 +124,7 @@ rankdeck.log(loss=0.25)
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ObservedProcess]]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ObservedProcess]]:
     scripts = {
         name: (_IN_GROUP if name.endswith("in a group") else _TRAINS) + text
         for name, text in _SCRIPTS.items()
@@ -146,9 +146,9 @@ def _collective_texts(done: ObservedProcess) -> list[str] | None:
     return [str(call.text()) for call in parse_calls(file.read_bytes())] if file.exists() else None
 
 
-def test_stacks_are_written_on_an_unused_signal(seen: dict[str, ObservedProcess]) -> None:
+def test_stacks_are_written_on_an_unused_signal(processes: dict[str, ObservedProcess]) -> None:
     """The script itself asks for them, as its supervisor would."""
-    done = seen["asks for stacks"]
+    done = processes["asks for stacks"]
     assert (done.status, done.stdout, done.stderr) == (0, "mine\n", "")
     started = done.events(0)[0]
     assert isinstance(started, events.RankStarted)
@@ -156,36 +156,36 @@ def test_stacks_are_written_on_an_unused_signal(seen: dict[str, ObservedProcess]
     assert "in stands_still" in (_run_folder(done) / "logs/rank-0.0.stacks").read_text()
 
 
-def test_a_stack_request_also_writes_the_collectives(seen: dict[str, ObservedProcess]) -> None:
+def test_a_stack_request_also_writes_the_collectives(processes: dict[str, ObservedProcess]) -> None:
     """While it goes on: it waits for that."""
-    done = seen["asks in a group"]
+    done = processes["asks in a group"]
     texts = _collective_texts(done)
     assert done.status == 0 and texts is not None and texts[0] == "all_reduce number 1 (5 Float)"
 
 
-def test_only_a_failing_script_writes_its_collectives(seen: dict[str, ObservedProcess]) -> None:
-    fails, ends_well = seen["fails in a group"], seen["ends well in a group"]
+def test_only_a_failing_script_writes_its_collectives(processes: dict[str, ObservedProcess]) -> None:
+    fails, ends_well = processes["fails in a group"], processes["ends well in a group"]
     assert (ends_well.status, _collective_texts(ends_well)) == (0, None)
     assert (fails.status, _collective_texts(fails)) == (1, ["all_reduce number 1 (5 Float)"])
 
 
-def test_a_signal_blocked_by_the_script_stays_pending(seen: dict[str, ObservedProcess]) -> None:
+def test_a_signal_blocked_by_the_script_stays_pending(processes: dict[str, ObservedProcess]) -> None:
     """As while it saves: no thread of ours may take it meanwhile."""
-    done = seen["blocks a signal"]
+    done = processes["blocks a signal"]
     assert (done.status, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
 
 
-def test_a_script_may_take_every_file_descriptor(seen: dict[str, ObservedProcess]) -> None:
+def test_a_script_may_take_every_file_descriptor(processes: dict[str, ObservedProcess]) -> None:
     """As a daemon that closes what it does not know: our numbers are those of its own files then."""
-    done = seen["takes descriptors"]
+    done = processes["takes descriptors"]
     assert (done.status, done.stdout, done.stderr) == (0, "True\n", "")
     assert (_run_folder(done).parent / "own").read_bytes() == b"x" * 597
     assert len(done.steps(0, "ended")) == 10
 
 
-def test_changed_counters_alone_are_not_reported_at_each_tick(seen: dict[str, ObservedProcess]) -> None:
+def test_changed_counters_alone_are_not_reported_at_each_tick(processes: dict[str, ObservedProcess]) -> None:
     """Two optimizers in turn, for eight ticks: the counts are whole at the end."""
-    done = seen["two in turn"]
+    done = processes["two in turn"]
     assert (done.status, done.stderr) == (0, "")
     observations = done.events_of_type(events.Observed)
     assert observations[-1].other_optimizers == {"SGD": int(done.stdout)}
@@ -193,20 +193,20 @@ def test_changed_counters_alone_are_not_reported_at_each_tick(seen: dict[str, Ob
 
 
 def test_a_blocked_writer_thread_delays_neither_fork_nor_exit(
-    seen: dict[str, ObservedProcess],
+    processes: dict[str, ObservedProcess],
 ) -> None:
-    done = seen["waits while writing"]
+    done = processes["waits while writing"]
     assert (done.stdout, done.stderr, done.status) == ("done\n", "", 0)
     assert done.events_of_type(events.Steps)
 
 
-def test_an_unwritable_run_folder_does_not_break_the_script(seen: dict[str, ObservedProcess]) -> None:
-    done = seen["writes nothing"]
+def test_an_unwritable_run_folder_does_not_break_the_script(processes: dict[str, ObservedProcess]) -> None:
+    done = processes["writes nothing"]
     assert (done.status, done.stdout.strip()[:4], done.stderr) == (0, "0.89", "")
 
 
-def test_a_process_that_logs_before_its_first_step_is_one_rank(seen: dict[str, ObservedProcess]) -> None:
-    done = seen["logs first"]
+def test_a_process_that_logs_before_its_first_step_is_one_rank(processes: dict[str, ObservedProcess]) -> None:
+    done = processes["logs first"]
     assert (done.stdout, done.stderr, done.status) == ("", "", 0)
     assert done.ranks() == [0]
     logged: dict[str, list[float | None]] = {}
@@ -220,9 +220,9 @@ def test_a_process_that_logs_before_its_first_step_is_one_rank(seen: dict[str, O
 
 @pytest.mark.parametrize("end", ["ends", "is killed"])
 def test_the_last_loss_is_recorded_though_few_steps_are_sampled(
-    seen: dict[str, ObservedProcess], end: str
+    processes: dict[str, ObservedProcess], end: str
 ) -> None:
-    done = seen[f"steps quickly and {end}"]
+    done = processes[f"steps quickly and {end}"]
     losses = done.steps(0, "loss_sum")
     assert len(losses) == 300 and losses.count(None) > 100
     assert losses[-1] == pytest.approx(float(done.stdout))

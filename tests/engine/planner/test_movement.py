@@ -39,11 +39,11 @@ def weights(planner: Planner, model: str) -> int:
     return planner.plan(Case(model, "single", 1)).devices[0].by_kind["parameters"]
 
 
-def sent_by(parts: list[Operation]) -> int:
+def sent_by(operations: list[Operation]) -> int:
     """What a device sends, numbers of 8 bytes aside."""
     return sum(
         operation.num_bytes
-        for operation in parts
+        for operation in operations
         if operation.peers and operation.name != RECEIVE and operation.num_bytes > 64
     )
 
@@ -104,11 +104,11 @@ def test_fsdp_gathers_twice_and_scatters_once(planner: Planner, num_devices: int
 
 def one_forward_one_backward(rank: int, num_ranks: int, microbatches: int) -> list[tuple[str, int]]:
     """The order of work of a stage, from the paper."""
-    ahead = min(microbatches, num_ranks - 1 - rank)
-    order = [("forward", number) for number in range(ahead)]
+    num_warmup = min(microbatches, num_ranks - 1 - rank)
+    order = [("forward", number) for number in range(num_warmup)]
     for number in range(microbatches):
-        if ahead + number < microbatches:
-            order.append(("forward", ahead + number))
+        if num_warmup + number < microbatches:
+            order.append(("forward", num_warmup + number))
         order.append(("backward", number))
     return order
 

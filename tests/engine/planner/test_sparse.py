@@ -42,8 +42,8 @@ optimizer = OPTIMIZER
 """
 
 
-def fill_config(text: str, optimizer: str, *, sparse: bool = True, parts: int = 1) -> str:
-    chosen = text.replace("OPTIMIZER", f"{{ {optimizer}, lr = 0.01 }}").replace("PARTS", str(parts))
+def fill_config(text: str, optimizer: str, *, sparse: bool = True, accumulate: int = 1) -> str:
+    chosen = text.replace("OPTIMIZER", f"{{ {optimizer}, lr = 0.01 }}").replace("PARTS", str(accumulate))
     return chosen.replace("SPARSE", str(sparse).lower())
 
 
@@ -51,16 +51,16 @@ def plan(text: str) -> PassResult:
     return fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 1))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_sparse_gradients_are_planned_exactly(text: str, parts: int) -> None:
-    config = fill_config(text, 'use = "sgd"', parts=parts)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_sparse_gradients_are_planned_exactly(text: str, accumulate: int) -> None:
+    config = fill_config(text, 'use = "sgd"', accumulate=accumulate)
     result = plan(config)
     [device], [truth] = result.devices.values(), measure_peaks(config)
     assert device.peak_bytes == truth
     assert not result.omissions
-    if parts == 1:
+    if accumulate == 1:
         assert device.peak_by_kind["gradients"] >= 32 * 8 * (64 * 4 + 8)
-    [dense] = plan(fill_config(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
+    [dense] = plan(fill_config(text, 'use = "sgd"', sparse=False, accumulate=accumulate)).devices.values()
     assert dense.peak_bytes > truth + 0.9 * 20000 * 64 * 4
 
 

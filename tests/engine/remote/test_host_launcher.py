@@ -21,6 +21,6 @@ def test_a_missing_part_is_reported_with_a_copy_command() -> None:
     assert str(error.advice).endswith("scp -3 -r box1:/data/my-runs/x box2:/data/my-runs/")
 
 
-@pytest.mark.parametrize(("place", "attempt"), [("10.0.0.1:5/secret/run@3", 3), ("", 0)])
-def test_the_join_address_ends_with_the_attempt(place: str, attempt: int) -> None:
-    assert CommandResult(place=place).attempt == attempt
+@pytest.mark.parametrize(("address", "attempt"), [("10.0.0.1:5/secret/run@3", 3), ("", 0)])
+def test_the_join_address_ends_with_the_attempt(address: str, attempt: int) -> None:
+    assert CommandResult(place=address).attempt == attempt

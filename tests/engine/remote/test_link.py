@@ -53,7 +53,7 @@ def connection_error_of(host: FakeRemoteHost) -> MachineError:
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "advice"),
+    ("output", "message", "advice"),
     [
         (
             "root@box1: Permission denied (publickey).",
@@ -72,9 +72,9 @@ def connection_error_of(host: FakeRemoteHost) -> MachineError:
     ],
 )
 def test_failed_connections_are_explained(
-    host: FakeRemoteHost, words: str, message: str, advice: str
+    host: FakeRemoteHost, output: str, message: str, advice: str
 ) -> None:
-    host.refuse(words)
+    host.refuse(output)
     error = connection_error_of(host)
     assert (error.exit_code, error.code) == (3, "no-connection")
     assert message in error.message and advice in str(error.advice)

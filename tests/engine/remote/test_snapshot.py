@@ -168,14 +168,14 @@ def test_cleanup_keeps_other_files_and_follows_no_links(tmp_path: Path) -> None:
     notes.mkdir()
     file.touch()
     link.symlink_to(outside)
-    ahead = unpack_code(tmp_path, "ahead")
+    future = unpack_code(tmp_path, "ahead")
     for path in (code, half, notes, file, link, outside):
         set_age(path, 400)
-    set_age(ahead, -400)
+    set_age(future, -400)
     new = unpack_code(tmp_path, "new")
-    assert set(folder.iterdir()) == {notes, file, link, ahead, new}
+    assert set(folder.iterdir()) == {notes, file, link, future, new}
     assert [path.name for path in outside.iterdir()] == ["theirs.py"]
-    assert ahead.stat().st_mtime <= time.time(), "it would stay for ever"
+    assert future.stat().st_mtime <= time.time(), "it would stay for ever"
 
 
 def test_code_that_cannot_be_removed_is_moved_aside(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def make_share(
     work: list[WorkItem],
     *,
     step: int = 4,
-    began: float = 100.0,
+    start_time: float = 100.0,
     seconds: float = 1.0,
     followed: bool = False,
 ) -> Spans:
@@ -25,7 +25,7 @@ def make_share(
     return Spans(
         rank=rank,
         step=step,
-        began=began,
+        began=start_time,
         seconds=seconds,
         names=names,
         name=[names.index(name) for name, *_ in work],
@@ -63,7 +63,7 @@ def test_a_pipeline_of_zero_length_has_no_bubble() -> None:
 
 
 def test_ranks_share_one_clock() -> None:
-    late = make_share(1, [("forward", -1, 0.0, 0.1)], began=100.25)
+    late = make_share(1, [("forward", -1, 0.0, 0.1)], start_time=100.25)
     anatomy = merge_shares([late, make_share(0, [("forward", -1, 0.0, 0.1)])])
     assert [row.device for row in anatomy.rows] == [0, 1]
     assert anatomy.rows[1].spans[0].start_s == pytest.approx(0.25)

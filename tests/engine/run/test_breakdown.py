@@ -43,12 +43,14 @@ def test_unattributed_processes_are_their_own_segment(processes: list[ProcessUse
 
 
 @pytest.mark.parametrize("used", [0, 1 * GIB, 9 * GIB, 11 * GIB, 12 * GIB, 40 * GIB])
-@pytest.mark.parametrize("own", [None, 0, 6 * GIB, 13 * GIB])
+@pytest.mark.parametrize("process_bytes", [None, 0, 6 * GIB, 13 * GIB])
 @pytest.mark.parametrize("memory", [None, MEMORY])
 def test_segments_of_readings_at_different_times_add_up(
-    used: int, own: int | None, memory: DeviceMemory | None
+    used: int, process_bytes: int | None, memory: DeviceMemory | None
 ) -> None:
-    segments = break_down(used, memory, [ProcessUse(1, "python", own, rank=0)], total_bytes=40 * GIB)
+    segments = break_down(
+        used, memory, [ProcessUse(1, "python", process_bytes, rank=0)], total_bytes=40 * GIB
+    )
     assert all(size >= 0 for size in segments.values())
     assert sum(size for name, size in segments.items() if name not in ("driver", "free")) == used
 

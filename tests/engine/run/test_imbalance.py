@@ -25,7 +25,7 @@ def test_one_known_device_has_no_imbalance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("excess_bytes", "ratio", "words"),
+    ("excess_bytes", "ratio", "text"),
     [
         (3 << 30, 4.0, "device 0 is 3.0 GiB above the median of the others (4.0×)"),
         (3 << 30, None, "device 0 is 3.0 GiB above the median of the others"),
@@ -34,5 +34,5 @@ def test_one_known_device_has_no_imbalance() -> None:
         (0, None, "balanced"),
     ],
 )
-def test_equal_devices_are_balanced(excess_bytes: int, ratio: float | None, words: str) -> None:
-    assert imbalance_text(ImbalanceSummary(0, excess_bytes, ratio)) == words
+def test_equal_devices_are_balanced(excess_bytes: int, ratio: float | None, text: str) -> None:
+    assert imbalance_text(ImbalanceSummary(0, excess_bytes, ratio)) == text

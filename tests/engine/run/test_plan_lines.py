@@ -204,14 +204,14 @@ def random_lines(random: Random) -> list[PlanLine]:
     return lines
 
 
-def middle_s(one: PlanLine) -> float:
-    assert one.step is not None
-    return float((one.step.low_s * one.step.high_s) ** 0.5)
+def middle_s(line: PlanLine) -> float:
+    assert line.step is not None
+    return float((line.step.low_s * line.step.high_s) ** 0.5)
 
 
-def largest_bytes(one: PlanLine) -> int:
-    assert one.fullest_device is not None
-    return one.fullest_device.total_bytes
+def largest_bytes(line: PlanLine) -> int:
+    assert line.fullest_device is not None
+    return line.fullest_device.total_bytes
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -250,7 +250,7 @@ def test_the_recommendation_holds_for_the_rows_as_shown(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low_s", "high_s", "words"),
+    ("low_s", "high_s", "text"),
     [
         (1.299, 3.402, "1.3–3.4 s"),
         (1.7, 2.3, "about 2 s"),
@@ -263,8 +263,8 @@ def test_the_recommendation_holds_for_the_rows_as_shown(seed: int) -> None:
         (2.0, 2.0, "about 2 s"),
     ],
 )
-def test_a_step_time_is_rounded_to_two_digits(low_s: float, high_s: float, words: str) -> None:
-    assert plan_lines.step_time_text(StepTime(low_s=low_s, high_s=high_s)) == words
+def test_a_step_time_is_rounded_to_two_digits(low_s: float, high_s: float, text: str) -> None:
+    assert plan_lines.step_time_text(StepTime(low_s=low_s, high_s=high_s)) == text
 
 
 def test_a_line_round_trips_through_json() -> None:

@@ -19,7 +19,7 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "precision", "verdict", "step", "words"),
+    ("name", "other", "precision", "verdict", "step", "reason"),
     [
         ("the same", make_entry(2, "ddp"), "fp32", "agrees", 1, ""),
         ("rounding", make_entry(2, "ddp", losses=shifted_losses(1.9e-6)), "fp32", "agrees", None, ""),
@@ -33,9 +33,9 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
          None, "1e-10"),
         ("bf16 rounds", make_entry(2, "ddp", losses=shifted_losses(1e-3)), "bf16", "expected", None,
          "3 digits"),
-        ("norms", make_entry(2, "ddp", losses=shifted_losses(1e-2), seen=NORM_REASONS), "fp32", "expected",
+        ("norms", make_entry(2, "ddp", losses=shifted_losses(1e-2), reasons=NORM_REASONS), "fp32", "expected",
          None, "8 samples"),
-        ("norms that agree", make_entry(2, "ddp", seen=NORM_REASONS), "fp32", "agrees", None, ""),
+        ("norms that agree", make_entry(2, "ddp", reasons=NORM_REASONS), "fp32", "agrees", None, ""),
         ("stale", make_entry(2, "pipeline-async", losses=shifted_losses(0.1)), "fp32", "expected", None,
          "updates old"),
         ("compressed", make_entry(2, "ddp", losses=shifted_losses(0.1), compress="fp16"), "fp32", "expected",
@@ -47,11 +47,11 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )  # fmt: skip
 def test_losses_are_compared_with_the_reference(
-    name: str, other: RaceEntry, precision: str, verdict: str | None, step: int | None, words: str
+    name: str, other: RaceEntry, precision: str, verdict: str | None, step: int | None, reason: str
 ) -> None:
     agreement = judged_race(make_entry(1, "single"), other, precision=precision).entries[1].agreement
     assert (None if agreement is None else agreement.verdict) == verdict, name
-    assert words in ((agreement.reason if agreement else None) or "")
+    assert reason in ((agreement.reason if agreement else None) or "")
     if step is not None:
         assert agreement is not None and (agreement.step, agreement.difference) == (step, 0.0)
 
@@ -63,7 +63,7 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
     assert first.verdicts.reference == 2
     # What the reference itself does otherwise explains the others, too.
     dropped = judged_race(
-        make_entry(1, "ddp", seen={"dropout-differs": "Dropout."}),
+        make_entry(1, "ddp", reasons={"dropout-differs": "Dropout."}),
         make_entry(2, "fsdp", losses=shifted_losses(0.1)),
     )
     assert [entry.agreement.verdict for entry in dropped.entries if entry.agreement] == [
@@ -74,7 +74,7 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "again", "jitter", "places", "note"),
+    ("times", "again", "jitter", "positions", "note"),
     [
         ((0.1, 0.2, 0.3), 0.1, 0.001, [1, 2, 3], "by +0 %"),
         ((0.3, 0.2, 0.1), 0.3, 0.001, [3, 2, 1], "by +0 %"),
@@ -84,7 +84,7 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
     ],
 )  # fmt: skip
 def test_entries_that_are_not_distinguishable_share_a_place(
-    times: tuple[float, ...], again: float, jitter: float, places: list[int], note: str
+    times: tuple[float, ...], again: float, jitter: float, positions: list[int], note: str
 ) -> None:
     names = ("single", "ddp", "fsdp")
     entries = [
@@ -92,7 +92,7 @@ def test_entries_that_are_not_distinguishable_share_a_place(
         for at, (name, time) in enumerate(zip(names, times, strict=True))
     ]
     race = judged_race(*entries, make_entry(4, "single", again, jitter=jitter, repeats=1))
-    assert [entry.place for entry in race.entries] == [*places, None]
+    assert [entry.place for entry in race.entries] == [*positions, None]
     assert note in race.verdicts.notes[0]
 
 
@@ -112,7 +112,7 @@ def test_entries_that_are_not_distinguishable_share_a_place(
         ),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1))], "gpu", 1, 1,
          "except ddp, which trains differently"),
-        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1), seen=NORM_REASONS)],
+        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1), reasons=NORM_REASONS)],
          "gpu", 2, 2, "No other"),
         ([make_entry(1, "single", None)], "gpu", None, None, ""),
     ],

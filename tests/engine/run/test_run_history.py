@@ -46,11 +46,11 @@ def spread_events(run: RunDir, choose: random.Random) -> float:
     return end
 
 
-def filtered_state(run: RunDir, moment: float, *, splits: bool = True) -> RunState:
+def filtered_state(run: RunDir, end_time: float, *, splits: bool = True) -> RunState:
     """The oracle: everything is read, and what is younger is thrown away."""
     state, batch = RunState(), Batch()
     for name, new_events in EventReader(run).batches():
-        batch.add(name, list(_events_until(new_events, moment, splits)))
+        batch.add(name, list(_events_until(new_events, end_time, splits)))
     state.apply(batch)
     return state
 

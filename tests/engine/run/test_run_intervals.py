@@ -19,13 +19,13 @@ LATER = START_TIME + 10**6
 
 
 def write_attempt(
-    run: WrittenRun, number: int, began: float, *times: float, ended: float | None = None
+    run: WrittenRun, number: int, start_time: float, *times: float, ended: float | None = None
 ) -> None:
     """One that was announced, whose rank times something at these moments."""
     started = events.RunStarted(
-        run=run.dir.name, attempt=number, world_size=1, devices=device_infos(1), started=began
+        run=run.dir.name, attempt=number, world_size=1, devices=device_infos(1), started=start_time
     )
-    lines: list[tuple[float, events.Event]] = [(began + 1, started)]
+    lines: list[tuple[float, events.Event]] = [(start_time + 1, started)]
     if ended is not None:
         lines.append((ended, events.RunEnded(outcome="stopped", exit_code=0, attempt=number)))
     write_backdated(run.dir.events_folder / f"supervisor.{number}.jsonl", lines)

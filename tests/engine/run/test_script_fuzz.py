@@ -25,8 +25,8 @@ NUM_RUNS = 12
 
 
 def random_number(choose: random.Random) -> Any:
-    usual = [choose.randint(-2, 50), choose.random() * 5, 0, 1]
-    return choose.choice([*usual * 4, None, -1, 10**30, 10**400, 1e308, -1e308, 2**53 + 1, 1e-320])
+    common = [choose.randint(-2, 50), choose.random() * 5, 0, 1]
+    return choose.choice([*common * 4, None, -1, 10**30, 10**400, 1e308, -1e308, 2**53 + 1, 1e-320])
 
 
 def random_numbers(choose: random.Random) -> Any:

@@ -190,17 +190,17 @@ def test_data_parallel_in_a_script_shows_the_imbalance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "message"),
     [
         (3, "train.py exited with status 3."),
         (137, "train.py exited with status 137 (SIGKILL)."),
         (255, "train.py exited with status 255."),
     ],
 )
-def test_a_failed_script_has_its_exit_status(run: WrittenScript, status: int, words: str) -> None:
+def test_a_failed_script_has_its_exit_status(run: WrittenScript, status: int, message: str) -> None:
     run.end_script(status)
     (problem,) = summarize(run.dir).facts()["problems"]
-    assert words in problem["message"]
+    assert message in problem["message"]
 
 
 def test_a_folder_run_as_a_script_has_its_own_name(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_a_damaged_script_file_is_reported_and_breaks_no_list(run: WrittenScript
 
 
 def test_commands_for_configurations_are_refused_with_a_message(run: WrittenScript) -> None:
-    for ask in (run.dir.config, lambda: predict_run(run.dir)):
+    for command in (run.dir.config, lambda: predict_run(run.dir)):
         with pytest.raises(ConfigError, match=r"a run of your own script, train\.py"):
-            ask()
+            command()
     assert compare_with_measured(run.dir) == []
 
 

@@ -191,9 +191,9 @@ def test_the_mean_of_a_loss_is_read_from_its_graph(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-@pytest.mark.parametrize(("model", "words"), [("gpt2", "fused Conv1D"), ("resnet", "Conv2d")])
+@pytest.mark.parametrize(("model", "message"), [("gpt2", "fused Conv1D"), ("resnet", "Conv2d")])
 def test_models_that_tensor_cannot_split_are_refused(
-    ranks: tuple[int, RankSet], model: str, words: str
+    ranks: tuple[int, RankSet], model: str, message: str
 ) -> None:
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         ranks[1].train(configuration(model, RANKS["tensor"], 2))

@@ -186,7 +186,7 @@ def test_batch_norms_keep_the_last_samples_without_padding(ranks: tuple[int, Ran
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(
-    ("samples", "strategy", "words"),
+    ("samples", "strategy", "message"),
     [
         (
             17,
@@ -199,10 +199,10 @@ def test_batch_norms_keep_the_last_samples_without_padding(ranks: tuple[int, Ran
     ],
 )
 def test_padding_under_batch_norm_is_refused_before_the_first_step(
-    ranks: tuple[int, RankSet], samples: int, strategy: str, words: str
+    ranks: tuple[int, RankSet], samples: int, strategy: str, message: str
 ) -> None:
     toml = user_config("tiny_conv", samples, f'{{ use = "{strategy}" }}', 2)
-    with pytest.raises(AssertionError, match=words) as raised:
+    with pytest.raises(AssertionError, match=message) as raised:
         ranks[1].train(toml)
     assert "in check_last_step" in str(raised.value)
 

@@ -168,7 +168,7 @@ def test_gradient_hooks_see_gathered_gradients(ranks: Ranks, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kind", "words"),
+    ("strategy", "kind", "message"),
     [
         (FSDP, "clamp", r"blocks\.0\.0\.weight gives different results for parts of a batch"),
         ('use = "ddp"', "clamp", r"blocks\.0\.0\.weight gives different results for parts of a batch"),
@@ -179,9 +179,9 @@ def test_gradient_hooks_see_gathered_gradients(ranks: Ranks, kind: str) -> None:
 )
 @with_two_ranks
 def test_gradient_hooks_that_differ_on_shards_are_refused(
-    ranks: Ranks, strategy: str, kind: str, words: str
+    ranks: Ranks, strategy: str, kind: str, message: str
 ) -> None:
-    with pytest.raises(AssertionError, match=f"ModelError: A gradient hook of {words}"):
+    with pytest.raises(AssertionError, match=f"ModelError: A gradient hook of {message}"):
         difference_from_one_device(ranks, "hooked", strategy, args=f'kind = "{kind}"')
 
 

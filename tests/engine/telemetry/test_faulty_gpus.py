@@ -46,7 +46,7 @@ def devices_output(*options: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "reason"),
     [
         (UNKNOWN, "Unknown Error"),
         pytest.param(NO_PERMISSION, "Insufficient Permissions", marks=pytest.mark.slow),
@@ -54,13 +54,13 @@ def devices_output(*options: str) -> str:
         (4711, "Unknown Error"),
     ],
 )
-def test_a_gpu_without_a_handle_is_lost_with_its_reason(there: SimulatedGpus, code: int, words: str) -> None:
+def test_a_gpu_without_a_handle_is_lost_with_its_reason(there: SimulatedGpus, code: int, reason: str) -> None:
     there.fail(0, "STATIC", code)
     first, second = list_gpus()
-    assert (first.index, first.state, first.why) == (0, "lost", words)
+    assert (first.index, first.state, first.why) == (0, "lost", reason)
     assert (second.uuid, second.state, second.used_bytes) == (there.uuid(1), "ok", 4 * MIB)
     assert [gpu.uuid for gpu in selected_gpus([first, second], [])] == [there.uuid(1)]
-    assert words in devices_output()
+    assert reason in devices_output()
 
 
 @pytest.fixture

@@ -169,13 +169,13 @@ def test_unified_memory_is_null(gpus: SimulatedGpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "words"),
+    ("code", "name", "message"),
     [(VERSION_MISMATCH, "driver", "version mismatch"), (DRIVER_NOT_LOADED, "no-driver", "No NVIDIA driver")],
 )
-def test_a_driver_error_is_reported(gpus: SimulatedGpus, code: int, name: str, words: str) -> None:
+def test_a_driver_error_is_reported(gpus: SimulatedGpus, code: int, name: str, message: str) -> None:
     gpus.state.init_error = code
     done = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=3)
-    assert words.lower() in done.err.lower() and "Traceback" not in done.err
+    assert message.lower() in done.err.lower() and "Traceback" not in done.err
     (problem,) = rankdeck_in_process("devices", "--json", env=gpus.driver_environment, exit_code=3).json[
         "problems"
     ]

@@ -97,22 +97,22 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def describe_value(value: Any, known: dict[int, Any] | None = None) -> Any:
+def describe_value(value: Any, indices: dict[int, Any] | None = None) -> Any:
     """A value as plain data: which objects are one is part of it."""
-    known = {} if known is None else known
+    indices = {} if indices is None else indices
     if isinstance(value, nn.Module | dict | list | set | torch.Tensor):
-        if id(value) in known:
-            return ("again", known[id(value)])
-        known[id(value)] = len(known)
+        if id(value) in indices:
+            return ("again", indices[id(value)])
+        indices[id(value)] = len(indices)
     match value:
         case torch.jit.ScriptModule():
             return type(value).__name__, [*value.state_dict()]
         case nn.Module():
-            return type(value).__qualname__, describe_value(vars(value), known)
+            return type(value).__qualname__, describe_value(vars(value), indices)
         case dict():
-            return type(value), [(name, describe_value(item, known)) for name, item in value.items()]
+            return type(value), [(name, describe_value(item, indices)) for name, item in value.items()]
         case list():
-            return [describe_value(item, known) for item in value]
+            return [describe_value(item, indices) for item in value]
         case torch.nn.parameter.UninitializedTensorMixin():
             return type(value)
         case torch.Tensor():

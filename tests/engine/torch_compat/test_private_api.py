@@ -19,10 +19,10 @@ ENGINE = Path(rankdeck.__file__).parent
 TORCH_COMPAT = ENGINE / "torch_compat"
 
 
-@pytest.mark.parametrize("place", versions.private_apis(), ids=lambda place: place.path)
-def test_a_private_api_is_as_the_engine_uses_it(place: PrivateApi) -> None:
-    assert place.find_change() is None
-    assert place.consequence and set(place.versions) <= set(CHECKED_VERSIONS)
+@pytest.mark.parametrize("api", versions.private_apis(), ids=lambda api: api.path)
+def test_a_private_api_is_as_the_engine_uses_it(api: PrivateApi) -> None:
+    assert api.find_change() is None
+    assert api.consequence and set(api.versions) <= set(CHECKED_VERSIONS)
 
 
 def test_every_module_with_private_apis_is_listed() -> None:

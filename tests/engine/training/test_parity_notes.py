@@ -27,7 +27,7 @@ NORMS, DRAWS = "batch-norm-differs", "dropout-differs"
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(
-    ("workload", "strategy", "codes", "words"),
+    ("workload", "strategy", "codes", "note"),
     [
         ("batch-norm", "dp", [NORMS], "over 8 samples at a time instead of 16"),
         ("batch-norm", "model", [], ""),
@@ -51,7 +51,7 @@ def test_differences_from_one_device_are_noted_in_run_and_plan(
     workload: str,
     strategy: str,
     codes: list[str],
-    words: str,
+    note: str,
 ) -> None:
     for name, tables in (("dropping", DROPPING), ("frozen", FROZEN), ("paused", PAUSED)):
         monkeypatch.setitem(WORKLOADS, name, tables)
@@ -69,7 +69,7 @@ def test_differences_from_one_device_are_noted_in_run_and_plan(
         codes
     )
     texts = [f"{problem.message} {problem.advice}" for problem in notes]
-    assert all(words in text for text in texts)
+    assert all(note in text for text in texts)
     target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
     assert plan_rank(from_text(toml, folder=Path.cwd()), 0, target).notes == texts
 

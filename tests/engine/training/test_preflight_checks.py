@@ -21,7 +21,7 @@ def make_toml(workload: str, strategy: str, optimizer: str = "sgd", num_devices:
 
 
 @pytest.mark.parametrize(
-    ("workload", "strategy", "optimizer", "words"),
+    ("workload", "strategy", "optimizer", "message"),
     [
         (
             "mlp",
@@ -99,9 +99,9 @@ def make_toml(workload: str, strategy: str, optimizer: str = "sgd", num_devices:
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_optimizers_that_would_behave_differently_are_refused(
-    ranks: tuple[int, RankSet], workload: str, strategy: str, optimizer: str, words: str
+    ranks: tuple[int, RankSet], workload: str, strategy: str, optimizer: str, message: str
 ) -> None:
-    with pytest.raises(AssertionError, match=rf"(Config|Model)Error: .*{words}"):
+    with pytest.raises(AssertionError, match=rf"(Config|Model)Error: .*{message}"):
         ranks[1].train(make_toml(workload, strategy, optimizer))
 
 
@@ -130,7 +130,7 @@ def test_such_optimizers_train_where_ranks_hold_full_weights(
 
 
 @pytest.mark.parametrize(
-    ("workload", "optimizer", "words"),
+    ("workload", "optimizer", "message"),
     [
         (
             "mlp",
@@ -141,10 +141,10 @@ def test_such_optimizers_train_where_ranks_hold_full_weights(
     ],
 )
 def test_unsupported_gradient_types_are_refused(
-    tmp_path: Path, workload: str, optimizer: str, words: str
+    tmp_path: Path, workload: str, optimizer: str, message: str
 ) -> None:
     toml = make_toml(workload, "single", optimizer, 1)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         train_once({"toml": toml, "out": str(tmp_path / "weights.safetensors")}, rank=0, world_size=1)
 
 

@@ -62,7 +62,7 @@ def test_sizes_missing_from_user_data_are_required(
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "args", "words"),
+    ("model", "data", "args", "message"),
     [
         (
             "gpt",
@@ -74,11 +74,11 @@ def test_sizes_missing_from_user_data_are_required(
         ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, but data digits needs at least 10."),
     ],
 )
-def test_sizes_that_do_not_match_the_data_are_refused(model: str, data: str, args: str, words: str) -> None:
+def test_sizes_that_do_not_match_the_data_are_refused(model: str, data: str, args: str, message: str) -> None:
     toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = {data} }}\n'
     with pytest.raises(ModelError) as raised:
         workload.load(from_text(toml, folder=Path.cwd()))
-    assert raised.value.message == words
+    assert raised.value.message == message
 
 
 def test_a_batch_larger_than_the_user_data_is_refused(tmp_path: Path) -> None:

@@ -165,9 +165,9 @@ class ScriptSection(QWidget):
         self.observe_line = self._make_line(tr("Observe"), self.observe_box, "")
 
     def _make_line(
-        self, label: str, editor: QWidget, hint: str, *beside: QWidget, accessible_name: str = ""
+        self, label: str, editor: QWidget, hint: str, *trailing: QWidget, accessible_name: str = ""
     ) -> FormLine:
-        return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=accessible_name)
+        return FormLine(label, editor, hint, *trailing, label_width=LABEL_WIDTH, name=accessible_name)
 
     def find_line(self, problem: Problem) -> FormLine | None:
         """Return the line of the form to which a problem belongs; None if there is none."""

@@ -242,9 +242,9 @@ def stats(snapshot: RaceSnapshot) -> tuple[Stat, ...]:
     if race is None:
         return ()
     agreements = [
-        agreement.agreement
-        for agreement in race.entries
-        if agreement.agreement and agreement.agreement.verdict != races.REFERENCE
+        entry.agreement
+        for entry in race.entries
+        if entry.agreement and entry.agreement.verdict != races.REFERENCE
     ]
     agreeing = sum(agreement.verdict == races.AGREES for agreement in agreements)
     best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift

@@ -122,7 +122,7 @@ class StrategyPage(Page):
             tr("Draw the step with another option; the configuration does not change")
         )
         self.variant_box.activated.connect(
-            lambda place: self.step_movement.set_variant(self.variant_box.itemData(place))
+            lambda index: self.step_movement.set_variant(self.variant_box.itemData(index))
         )
         label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variant_box)

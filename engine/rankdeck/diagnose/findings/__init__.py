@@ -47,7 +47,7 @@ __all__ = [
 FINDING_RULES: tuple[FindingRule, ...] = (
     *learning.RULES,
     *samples.RULES,
-    FindingRule(IMBALANCE_CODE, lambda seen: ImbalanceAlert().check(seen)),
+    FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),
     *machine.RULES,
     *pace.STRAGGLER_RULES,
     *waits.RULES,

@@ -53,11 +53,11 @@ class Sharding:
     inputs: Any = None
 
     def shard(
-        self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda part: None
+        self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda module: None
     ) -> list[nn.Parameter]:
         """Cut the model's weights in place; return those that stay replicated on every rank.
 
-        `prepare(part)` is called before a part is cut (see MetaInitModel.materialize).
+        `prepare(module)` is called before a module is cut (see MetaInitModel.materialize).
         """
         policy = BF16_POLICY if self.is_bf16 else MixedPrecisionPolicy()
         replicated: list[nn.Parameter] = []

@@ -125,7 +125,7 @@ def accumulation_with_validation() -> dict[str, Any]:
 
 @scene
 def loader_that_reads_ahead() -> dict[str, Any]:
-    def ahead(loader: Iterable[Any]) -> Iterable[Any]:
+    def prefetch(loader: Iterable[Any]) -> Iterable[Any]:
         batches = iter(loader)
         batch = next(batches)
         for following in batches:
@@ -136,7 +136,7 @@ def loader_that_reads_ahead() -> dict[str, Any]:
     model, losses = make(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
-        for x, y in ahead(DataLoader(TensorDataset(*data(72)), 32)):
+        for x, y in prefetch(DataLoader(TensorDataset(*data(72)), 32)):
             losses.append(one_step(model, optimizer, x, y))
     return scene_facts(model, losses, samples=[32, 32, 8] * 2)
 
@@ -339,9 +339,9 @@ def data_parallel() -> dict[str, Any]:
     class _FabricModule(nn.Module):
         """As Lightning Fabric's, around what it was given and the wrapper that it made of that."""
 
-        def __init__(self, given: nn.Module) -> None:
+        def __init__(self, module: nn.Module) -> None:
             super().__init__()
-            self.around, self.module = nn.DataParallel(given), given
+            self.around, self.module = nn.DataParallel(module), module
             self.forward = self.around.forward
 
     model, losses = _FabricModule(make()), []
@@ -509,13 +509,13 @@ def compiled() -> dict[str, Any]:
 @scene
 def narrow_and_sparse() -> dict[str, Any]:
     torch.manual_seed(0)
-    embed, head = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
-    model, losses = nn.ModuleList([embed, head]), []
+    embed, linear = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
+    model, losses = nn.ModuleList([embed, linear]), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for i in range(4):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = F.cross_entropy(head(embed(torch.arange(i, i + 6))), torch.tensor([0, 1, 2, 3, 0, 1]))
+            loss = F.cross_entropy(linear(embed(torch.arange(i, i + 6))), torch.tensor([0, 1, 2, 3, 0, 1]))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

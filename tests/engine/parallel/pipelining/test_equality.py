@@ -86,12 +86,12 @@ def cut_for_stages(
     return pipeline
 
 
-def make_stage_step(made: cutting.CutModel) -> Callable[[Tensor], None]:
+def make_stage_step(cut_model: cutting.CutModel) -> Callable[[Tensor], None]:
     def step(batch: Tensor) -> None:
-        made.refresh_copies()
+        cut_model.refresh_copies()
         entered: list[Any] = [None]
         stage_outputs = []
-        for stage, leaves in zip(made.stages, made.boundaries[1:], strict=True):
+        for stage, leaves in zip(cut_model.stages, cut_model.boundaries[1:], strict=True):
             output = stage.train()(entered[-1], batch)
             stage_outputs.append(output)
             if leaves:

@@ -29,10 +29,10 @@ def backward(unit: nn.Module, inputs: Tensor) -> Callable[[], None]:
     return lambda: outputs.square().sum().backward()
 
 
-def run_in_chunks(unit: nn.Module, samples: Sequence[int], whole: Sequence[Tensor]) -> None:
+def run_in_chunks(unit: nn.Module, samples: Sequence[int], batches: Sequence[Tensor]) -> None:
     """As gpipe does: all forwards, then all backwards, last part first."""
     state = ForwardState(unit)
-    for inputs in whole:
+    for inputs in batches:
         state.start(samples)
         backwards = []
         for index, chunk in enumerate(inputs.split(samples)):
@@ -145,7 +145,7 @@ def test_a_stateless_model_has_no_overhead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "parts", "samples", "after"),
+    ("before", "chunks", "samples", "after"),
     [
         (1, [2, 2], [4, 4], 2),
         (1, [5, 5], [4, 4], 9),
@@ -158,9 +158,9 @@ def test_a_stateless_model_has_no_overhead() -> None:
     ],
 )
 def test_attributes_of_chunks_are_merged(
-    before: object, parts: list[object], samples: list[int], after: object
+    before: object, chunks: list[object], samples: list[int], after: object
 ) -> None:
-    assert merge_values(before, parts, samples) == after
+    assert merge_values(before, chunks, samples) == after
 
 
 def test_half_precision_averages_keep_their_precision() -> None:
