@@ -49,7 +49,7 @@ def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, message: str
     with pytest.raises(ConfigError) as caught:
         from_text(hybrid(sizes), folder=Path("/somewhere"))
     (problem,) = caught.value.problems
-    assert words in problem.message and problem.advice is not None
+    assert message in problem.message and problem.advice is not None
     for choice in problem.advice.removeprefix("In [strategy], set ").rstrip(".").split("; or ")[:-1]:
         assert math.prod(int(size.rpartition("= ")[2]) for size in choice.split(", ")) == 4
 

@@ -251,7 +251,7 @@ def test_pair_verdicts(coordinator: list[Any], other: list[Any], verdict: Verdic
 )
 def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, reason: str) -> None:
     line = multi_host._collective_row(NO_HOSTS, [fake_host("a", pair_step(1, error="wait timeout")), other])
-    assert line.finding == "Ranks cannot start on b." and words in line.evidence[0]
+    assert line.finding == "Ranks cannot start on b." and reason in line.evidence[0]
     assert "firewall" not in line.fix and "rankdeck --host b install" in line.fix
 
 
