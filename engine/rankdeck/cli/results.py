@@ -68,7 +68,7 @@ def runs(
         out = console.out()
         out.print(runs_table(listed, out.width), soft_wrap=True)
     elif infos:
-        console.err().print(f"All {len(infos)} runs are archived. Show them with: rankdeck runs --all")
+        console.err().print("All runs are archived. Show them with: rankdeck runs --all")
     else:
         console.err().print("There are no runs yet. Start one with: rankdeck train digits-mlp")
     return 0

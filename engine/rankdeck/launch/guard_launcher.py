@@ -75,8 +75,7 @@ def start_guard(
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
     shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
 
-    Raises: DeviceError if another run has taken a lease in the meantime, NotResumableError if the run is
-    alive, MachineError if the guard could not start.
+    Raises: DeviceError if a lease has been taken, NotResumableError if the run is alive, MachineError.
     """
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()

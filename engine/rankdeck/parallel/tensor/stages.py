@@ -25,8 +25,7 @@ def split_stages(
 ) -> LayerSplit:
     """Return the split of this rank's stages. Groups of layers that a pipeline cut separates are not split.
 
-    Raises:
-        ModelError: nothing can be split in these stages, or an option needs other cuts.
+    Raises: ModelError: nothing can be split in these stages, or an option needs other cuts.
     """
     cut = stages.cut
     # Splitting replaces weights in the model's modules; copies of them would keep the old weights.
