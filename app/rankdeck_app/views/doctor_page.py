@@ -127,7 +127,7 @@ class CheckRow(QWidget):
             else [(tr(_TITLES[state]).capitalize() + "…", "dim")]
         )
         if state == _NOT_CHECKED:
-            paragraphs = [(tr("This check was not run."), "dim")]
+            paragraphs = [(tr("This check was skipped."), "dim")]
         self.details.set_paragraphs(paragraphs)
         self.command = result.command if result is not None else ""
         self.command_text.set_paragraphs([(self.command, "mono")])
@@ -308,7 +308,7 @@ class DoctorPage(Page):
             (Verdict.OK, tr_noop("{n} good")),
             (Verdict.WARNING, tr_noop("{n} worth a look")),
             (Verdict.FAILED, tr_noop("{n} broken")),
-            (Verdict.SKIPPED, tr_noop("{n} not run")),
+            (Verdict.SKIPPED, tr_noop("{n} skipped")),
         )
         return ", ".join(
             tr(template, template, n) for verdict, template in templates if (n := doctor.count(verdict))

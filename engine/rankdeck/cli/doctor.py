@@ -176,7 +176,7 @@ def _print_totals(done: DoneLine, num_rows: int) -> None:
     out.print(f"\n{num_good} of {num_rows} checks are good ({done.seconds:.1f} s).", soft_wrap=True)
     _print_names("broken", done.broken, _STYLES["broken"])
     _print_names("worth a look", done.look, _STYLES["look"])
-    _print_names("not tried", done.not_tried, _STYLES["not-tried"])
+    _print_names("skipped", done.not_tried, _STYLES["not-tried"])
 
 
 def _print_names(label: str, names: Sequence[str], style: str) -> None:

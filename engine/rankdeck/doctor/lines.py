@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 VERDICT_TEXTS = {
     Verdict.OK: tr_noop("good"),
-    Verdict.SKIPPED: tr_noop("not tried"),
+    Verdict.SKIPPED: tr_noop("skipped"),
     Verdict.WARNING: tr_noop("worth a look"),
     Verdict.FAILED: tr_noop("broken"),
 }

@@ -196,5 +196,5 @@ def test_the_include_depth_and_the_name_are_checked(tmp_path: Path) -> None:
         (tmp_path / f"{number}.json").write_text(json.dumps({"name": [1], "include": f"{number + 1}.json"}))
     (tmp_path / "40.json").write_text("{}")
     assert load_vscode_theme(tmp_path / "30.json").name == "30"
-    with pytest.raises(ThemeError, match="includes deep"):
+    with pytest.raises(ThemeError, match="levels deep"):
         load_vscode_theme(tmp_path / "0.json")

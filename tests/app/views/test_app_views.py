@@ -109,7 +109,7 @@ def test_a_replaced_draft_can_be_restored(app: App) -> None:
     (toast,) = [
         toast
         for toast in app.window.toasts.visible_toasts
-        if "that you had changed" in toast.notification.text
+        if "that you had edited" in toast.notification.text
     ]
     app.session.draft.restore_snapshot(app.session.draft.snapshot())
     toast.findChildren(QPushButton)[0].click()

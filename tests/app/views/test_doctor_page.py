@@ -70,9 +70,9 @@ def test_checks_are_grouped_by_verdict_worst_first(
         "BROKEN  1": ["Two ranks with gloo"],
         "WORTH A LOOK  1": ["Clock"],
         "GOOD  2": ["Shared memory", "Open files"],
-        "NOT TRIED  1": ["NVIDIA driver"],
+        "SKIPPED  1": ["NVIDIA driver"],
     }
-    assert page.headline_label.text() == "2 good, 1 worth a look, 1 broken, 1 not tried"
+    assert page.headline_label.text() == "2 good, 1 worth a look, 1 broken, 1 skipped"
     assert ", took 4.2 s, with " in page.status_label.text()
     gloo = page.rows["gloo"]
     details = gloo.details.text
@@ -105,7 +105,7 @@ def test_rows_keep_their_order_until_the_checks_end(
     assert list(titles_by_heading(page)) == ["BROKEN  1", "NOT CHECKED  4"]
     assert (
         page.problem_label.text() == "The doctor was stopped."
-        and page.rows["shm"].details.text == "This check was not run."
+        and page.rows["shm"].details.text == "This check was skipped."
     )
     assert QApplication.focusWidget() is page.check_button, "the keyboard goes on from there"
     doctor_command.set_output(encoded_checks())
@@ -268,7 +268,7 @@ def test_stopping_the_real_command_ends_its_processes(qtbot: QtBot, app: App) ->
     qtbot.waitUntil(lambda: "runs" in doctor.lines and "python" not in doctor.lines, timeout=60_000)
     states = {key: page.rows[key].state for key in doctor.lines}
     assert len(page.rows) >= 20 and "looking" not in states.values() and doctor.problem == ""
-    assert "are free" in page.rows["runs"].details.text
+    assert "is free" in page.rows["runs"].details.text
     command = next(child for child in psutil.Process().children() if "doctor" in child.cmdline())
     qtbot.waitUntil(
         lambda: any("probe_torch" in " ".join(each) for each in _child_command_lines(command)), timeout=60_000

@@ -76,7 +76,7 @@ def test_cards_and_panel_show_the_viewed_time(
     assert any("step 13 " in text for text in texts) and not any("step 14 " in text for text in texts)
     assert problem_codes(app) == ["imbalance"], "there was no other yet"
     assert (
-        "Viewing the run at 6.6 s" in page._banner.text
+        "Viewing the run 6.6 s after its start" in page._banner.text
         and "apply to the run's current state" in page._banner.text
     )
     seek(qtbot, page, written.started + 31 * STEP_S)

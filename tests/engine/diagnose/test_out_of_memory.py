@@ -89,7 +89,7 @@ def test_a_scripts_exception_text_gives_the_sizes(run: WrittenRun) -> None:
     write_problem(run, OUT_OF_MEMORY)
     ran = find_report(run)
     assert ran.allocation.asked_bytes == int(1.95 * GIB) and ran.device_index == 1 and ran.age_s is None
-    assert ran.failed_allocation.startswith("An allocation of 1.9 GiB failed. Of 14.6 GiB, 1.6 GiB were")
+    assert ran.failed_allocation.startswith("An allocation of 1.9 GiB failed. Of 14.6 GiB, 1.6 GiB was")
     assert ran.memory_time == "peak of step 3, the last sampled step"
 
 

@@ -86,7 +86,7 @@ def test_the_join_address_is_read_from_the_environment(
         print_join_address(RunDir(tmp_path / "a-run-1"), coordinator, 2, quiet=False)
     output = capsys.readouterr().err
     (address,) = re.findall(rf"127\S+{coordinator.secret}\S*", output)
-    (variable,) = re.findall(r"(\w+)=PLACE", output)
+    (variable,) = re.findall(r"(\w+)=ADDRESS", output)
     config = from_dict({}, folder=tmp_path)
     assert multi_host_role(config, None, None, None) is None
     monkeypatch.setenv(variable, address)

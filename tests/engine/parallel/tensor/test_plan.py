@@ -199,7 +199,7 @@ def test_a_flat_block_is_split_by_its_forward() -> None:
     kinds = kinds_by_layer(plan)
     assert len(kinds) == 12 and kinds["blocks.1.o"] == kinds["blocks.1.down"] == "row"
     assert plan.input_modules == ()  # the residual needs the input as it came
-    with pytest.raises(ModelError, match=r"blocks\.0\.query_norm\.weight is between blocks\.0\.q and"):
+    with pytest.raises(ModelError, match=r"so blocks\.0\.query_norm\.weight between them would receive"):
         find_plan(BareBlocks(query_norm=True), 2, digits)
     with pytest.raises(ModelError, match=r"does not run with slices of its layers.*own_models\.py, line"):
         find_plan(BareBlocks(fixed=True), 2, digits)
