@@ -95,7 +95,7 @@ def main() -> int:
         options.cache / f"trials.{options.seed}.jsonl", Trial, lambda trial: f"{trial.kind} {trial.seed}"
     )
     if options.again:
-        done.keep(done.right)
+        done.retain(done.right)
     # A shell's background job ignores SIGINT, and so would the commands that are left here with Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Nothing of the person's own, and a short path for sockets.
