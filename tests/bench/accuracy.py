@@ -62,7 +62,7 @@ def main(counts: Sequence[int]) -> None:
     warnings.filterwarnings("ignore")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     print(f"{datetime.date.today()}, Python {platform.python_version()}, {versions}, CPU.\n", flush=True)
-    print("| model | strategy | devices | predicted, fullest | measured, fullest | largest error |")
+    print("| model | strategy | devices | predicted (fullest) | measured (fullest) | largest error |")
     print("| --- | --- | ---: | ---: | ---: | ---: |", flush=True)
     errors: list[float] = []
     num_exact = num_bounds = 0

@@ -331,7 +331,7 @@ class ScriptDraft(QObject):
     def _device_problem(self) -> Problem | None:
         form = self.form
         if form.devices == NO_DEVICES_CHOSEN:
-            advice = tr("Choose at least one GPU, or No GPUs.")
+            advice = tr('Choose at least one GPU, or "No GPUs".')
             return Problem("no-device", tr("No GPU is chosen."), path="script.devices", advice=advice)
         try:
             parse_devices(form.devices)

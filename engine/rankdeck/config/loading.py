@@ -177,14 +177,20 @@ def from_dict(
             )
     values["name"] = explicit_name(tables, stem)
     if not isinstance(tables.get("name", ""), str):
-        message, advice = phrase("The name must be text in quotes."), phrase('Write name = "my run".')
+        message, advice = (
+            phrase("The value of name must be text in quotes."),
+            phrase('Write name = "my run".'),
+        )
         report.add("wrong-type", ("name",), message, advice)
     try:
         validate_name(values["name"])
     except ConfigError as error:
         report.add("wrong-value", ("name",), error.message, error.problem.as_phrase("advice"))
     if raw_folder is not None and not isinstance(raw_folder, str):
-        message, advice = phrase("The folder must be text in quotes."), phrase('Write folder = "path".')
+        message, advice = (
+            phrase("The value of folder must be text in quotes."),
+            phrase('Write folder = "path".'),
+        )
         report.add("wrong-type", ("folder",), message, advice)
     for section in _SECTIONS:
         values[section] = _validate_section(report, section, tables.get(section, {}))

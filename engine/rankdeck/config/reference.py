@@ -229,7 +229,7 @@ def has_args(table: KeyPath) -> bool:
 
 
 def config_keys() -> list[ConfigKey]:
-    """Return every key in schema order; the options of a choice follow the table that names it."""
+    """Return every key in schema order; the options of what `use` selects follow the table's keys."""
     return list(_keys_below(()))
 
 

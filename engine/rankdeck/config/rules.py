@@ -113,7 +113,7 @@ def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | N
             batch=train.global_batch,
             most=num_samples,
         )
-        advice = phrase("Use a global batch of {most} or less, or more data.", most=num_samples)
+        advice = phrase("Reduce the global batch to {most} or less, or use more data.", most=num_samples)
         power = 1 << (int(num_samples).bit_length() - 1)  # divisible by most device counts
         report.add("batch", ("train", "global_batch"), message, advice, {"train.global_batch": power})
 

@@ -360,7 +360,9 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop(
             "An operation got tensors of different dtypes, or of a dtype that it does not support."
         ),
-        advice=tr_noop("Return samples of the model's dtype, or cast them in the model's forward."),
+        advice=tr_noop(
+            "Return samples in the model's dtype from the data set, or cast them in the model's forward."
+        ),
     ),
     FailureRule(
         "shape-mismatch",

@@ -203,7 +203,7 @@ class RaceRunner:
                         "The race ended because its folder was removed: {folder}.", folder=self.folder.path
                     ),
                     code="removed",
-                    advice=phrase("Start the run again, and keep the runs folder until the run ends."),
+                    advice=phrase("Start the race again, and keep the runs folder until it ends."),
                 ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),

@@ -160,8 +160,8 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
-    """Return the step hook. It runs even if the part is disabled, because a mode that was entered must be
-    left."""
+    """Return the step hook. It runs even if the part is disabled, because a dispatch mode that has been
+    entered must also be exited."""
 
     def stepped(optimizer: Any, *_: Any) -> None:
         try:

@@ -222,7 +222,7 @@ def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | No
 def _plan_device(
     result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
-    """Return what the pass's device `device_index` would need as the target's device `index`."""
+    """Return the memory that the pass's device `device_index` would need on the target's device `index`."""
     # cuBLAS workspaces lie inside the allocator, from the first matmul on.
     peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
     by_kind = {

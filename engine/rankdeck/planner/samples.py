@@ -176,7 +176,7 @@ class Samples(msgspec.Struct, frozen=True):
         ]
 
     def largest_batch(self, num: int, config: RunConfig) -> LargestBatch:
-        """Return the largest batch of `num` samples that a run with this configuration reads."""
+        """Find the batch with the most elements among a run's batches of `num` samples."""
         columns = [torch.tensor(sizes) for sizes in self.sizes]
         elements, most_elements = torch.tensor(self.elements), -1
         largest: list[int] = [0] * len(columns)

@@ -113,8 +113,7 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """Return the newest result among the attempts, given in order, that train with the last attempt's
-    strategy."""
+    """Return the newest result of an attempt with the last attempt's strategy; `attempts` is oldest first."""
     results = [
         verified
         for started, verified in reversed(attempts)

@@ -230,7 +230,10 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
             "weight as a whole, but ranks hold slices.",
             use=use,
         )
-        advice = phrase("Use ddp or pipeline, where ranks hold whole weights, or sgd, adam or adamw.")
+        advice = phrase(
+            "Use the strategy ddp or pipeline, where ranks hold whole weights, or the optimizer sgd, "
+            "adam or adamw."
+        )
     else:
         message = phrase(
             "Optimizer {use} gives different results if each rank holds only part of the "

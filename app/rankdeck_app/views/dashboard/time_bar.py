@@ -75,7 +75,7 @@ def time_travel_headline(run: LiveRun) -> Headline:
             tr("The current state is shown until loading finishes.")
             if past is None
             else tr(
-                "The state {time} after the start is shown until loading finishes.",
+                "Until loading finishes, the page shows the state {time} after the start.",
                 time=format_duration(past.now - start),
             )
         )

@@ -214,7 +214,7 @@ class PlanPage(Page):
         self._update_visible_plan()
 
     def _update_visible_plan(self) -> None:
-        """Recompute all strategies on form changes only for the plan that is visible."""
+        """Let only the visible plan recompute all strategies when the form changes."""
         for draft_plan in (self._draft_plan, self._target_plan):
             draft_plan.set_wants_all(draft_plan is self.plan and self.isVisible())
         self._draft_race.set_wanted(self.plan is self._draft_plan and self.isVisible())

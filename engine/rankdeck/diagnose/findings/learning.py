@@ -252,8 +252,8 @@ def find_gradient_overflow(context: RuleContext) -> Problem | None:
 def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, steps skipped, steps taken).
 
-    For a configured run only rank 0 is yielded, since all ranks skip the same steps; skipped steps are
-    subtracted from the rows of its tables.
+    For a configured run only rank 0 is yielded, since all ranks skip the same steps. Its steps taken are the
+    rows of all attempts' tables minus the skipped steps.
     """
     attempts = context.state.attempts.values()
     if (summary := summarize_loss_scaling(attempt.scaling for attempt in attempts)) is not None:
