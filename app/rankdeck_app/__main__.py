@@ -1,4 +1,4 @@
-"""Starts the desktop app: arguments, the checks before Qt, the window, the event loop.
+"""Starts the desktop app: parses the arguments, checks whether Qt can start, and runs the app.
 
 The frame is painted first, without torch, numpy or pyqtgraph; then composition.py plugs the views in.
 """

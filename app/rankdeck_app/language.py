@@ -1,9 +1,10 @@
 """Translates the window. Every text on screen goes through `tr`: English is in the code, other languages are
 Qt translation files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
 
-The engine's messages are English with their template attached (rankdeck/base/phrases.py); `translate_problem`
-translates them. The test language Pseudo makes texts longer and accented: a text that appears without accents
-would stay untranslated in a real language, and a text that is cut off might be cut off there too.
+The engine's messages are in English and carry their templates (rankdeck/base/phrases.py), which
+`translate_problem` translates. The test language Pseudo makes texts longer and accented: a text that appears
+without accents would stay untranslated in a real language, and a text that is cut off might be cut off there
+too.
 """
 
 from __future__ import annotations
@@ -90,8 +91,11 @@ def _translate_part(problem: Problem, name: str) -> str:
 
 
 def _translate_if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
-    """Fill in a template from a file. Return "" if there is no translation, unless the template only joins
-    other texts."""
+    """Translate a template from a file and fill it in; return "" if the template has no translation.
+
+    A template of placeholders only needs none if `is_any_known`, that is, if a text for a placeholder is
+    translated.
+    """
     translation = _lookup(template)
     if translation == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):
         return ""

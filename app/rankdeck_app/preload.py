@@ -31,7 +31,8 @@ def _preload_steps() -> Iterator[None]:
 
 
 def preload_modules(window: MainWindow) -> None:
-    """Import the views' modules, above all the plots, ahead of time: their import takes a third of a second.
+    """Import the views' modules, especially those for plots, ahead of time, because importing them takes a
+    third of a second.
 
     Imports stay on the window's thread: Qt paints without holding the GIL, and looks up classes in a PySide6
     table that grows with each new subclass of a Qt class. With imports on another thread, about one start in

@@ -1,8 +1,8 @@
 """Train with any parallel strategy, plan a run's memory, and observe every device during the run.
 
-Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir`, `rankdeck.models`, and the names below.
-Modules are imported on first use, so that importing Rankdeck loads nothing that the caller does not use, in
-particular not torch. __init__.pyi declares the types of these names.
+Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir`, `rankdeck.models`, `rankdeck.run`, and
+the names in `_PUBLIC`. Modules are imported on first use, so that importing Rankdeck loads nothing that the
+caller does not use, in particular not torch. __init__.pyi declares the types of these names.
 """
 
 # hatchling reads the version from here. An editable install keeps the metadata of its first day, so
@@ -17,8 +17,8 @@ _PUBLIC = {
     "Run": "rankdeck.api.run_object",
     "Raced": "rankdeck.api.races",
 }
-"""Public names and the modules that define them. `rankdeck.run` is not listed, because it is the package of
-that name, which is callable."""
+"""Public names and the modules that define them. `rankdeck.run` is not listed, because it is a package, which
+is itself callable."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,5 @@
-"""Log the state changes of Rankdeck's own processes to stderr or to a file of the run, for its developers.
+"""Log the state changes of Rankdeck's own processes to stderr or to a file of the run, for Rankdeck's
+developers.
 
 Logging is off unless RANKDECK_LOG or `rankdeck --log-level` names a level. Each module has a logger with its
 name, and no module logs during a step. Standard library only, because the guard imports it.
@@ -26,8 +27,8 @@ class LogLevel(enum.StrEnum):
 
 
 def enable(logs_folder: Path | None = None) -> None:
-    """Log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, or to stderr without
-    a folder.
+    """Write log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, or to stderr if
+    there is no folder.
 
     The processes of a run append to one file. Logging stays off if the variable does not name a level or the
     file cannot be opened: a run must not fail because of its log.

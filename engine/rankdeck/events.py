@@ -37,7 +37,7 @@ CONFIGURATION, SCRIPT = "configuration", "script"
 ASKED_TO_STOP = tr_noop("asked to stop")
 """End reason of a rank that itself received SIGTERM; the ranks that stop because of it are "stopped"."""
 OUTPUT_LOST = "output-lost"
-"""Code of the problem that a script's output no longer reaches its command's stdout or stderr."""
+"""Problem code: a script's output no longer reaches the stdout or stderr of the command that started it."""
 
 # The years 1900 and 9892.
 EARLIEST, LATEST = -2_200_000_000, 250_000_000_000
@@ -63,9 +63,9 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
     """A device of a run.
 
-    `index` is its device index in the run (0 leads); `uuid` is None for a virtual device. `driver_bytes` is
-    the part of `total_bytes` that a GPU's driver reserves; `host` is the device's host, "" in a run on one
-    host.
+    `index` is its device index in the run (0 is the lead device); `uuid` is None for a virtual device.
+    `driver_bytes` is the part of `total_bytes` that a GPU's driver reserves; `host` is the device's host, ""
+    in a run on one host.
     """
 
     index: int
@@ -331,8 +331,9 @@ class Spans(Event, tag="spans"):
 
     Entry i is phase `names[name[i]]` on device index `device[i]` of the run; it starts `start_us[i]`
     microseconds after `began` (Unix time) and lasts `duration_us[i]`. `seconds` is the length of the step.
-    `stage`, `microbatch` and `num_bytes` are None if they apply to no phase. `simulated`: devices slept at a
-    simulated pace. `followed`: the memory ledger tracked the step, which slows the step down.
+    `stage`, `microbatch` and `num_bytes` are None if they apply to no phase. `simulated`: the devices slept
+    to simulate a given compute rate. `followed`: the memory ledger tracked the step, which slows the step
+    down.
     """
 
     rank: int
@@ -478,9 +479,9 @@ class OutOfMemory(Event, tag="out_of_memory"):
 
     `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
     error message. `module` is the innermost user module that was running, None in a backward. `devices`
-    contains the bytes at that time; it is empty if they were not counted in this step, and the last sampled
-    step applies. `modules` contains bytes by kind for the model's modules and the optimizer on the device (on
-    all of the rank's devices if they are virtual); activations are not assigned to modules.
+    contains the bytes at that time; if they were not counted in this step, it is empty, and the values of the
+    last sampled step apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
+    device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
     """
 
     rank: int

@@ -42,7 +42,7 @@ def to_text(keys: str) -> str:
 
 
 def is_valid_keys(text: object) -> bool:
-    """Check whether the text names one or two existing key strokes."""
+    """Check whether the text consists of one or two valid key strokes."""
     if not isinstance(text, str):
         return False
     strokes = text.split()
@@ -52,8 +52,8 @@ def is_valid_keys(text: object) -> bool:
 class Keymap(QObject):
     """The current keys of each command.
 
-    `problem` is a sentence if keymap.toml could not be read. `failed` carries a sentence if the file cannot
-    be written; changed keys then last until the app ends.
+    `problem` says what is wrong with keymap.toml, or is None. `failed` carries the reason why the file could
+    not be written; changed keys then last until the app ends.
     """
 
     changed = Signal()
@@ -197,7 +197,7 @@ class Shortcuts(QObject):
         self._refresh()
 
     def set_suspended(self, suspended: bool) -> None:
-        """Disable all shortcuts while the user records new keys."""
+        """Disable or re-enable all shortcuts; they are disabled while the user records new keys."""
         self._is_suspended = suspended
         self._refresh()
 

@@ -36,11 +36,11 @@ class Command:
     "Category: Action": the palette shows all of it, and menus and tooltips show the part after the colon. The
     title is shown in the window's language; searching also matches the English title. `run` is called without
     arguments. `keys` are the default shortcuts, with chords written as "Ctrl+K Ctrl+S". `when` joins context
-    facts with &&, with "!" before a fact that must not hold; an empty `when` always holds. `menu` is
-    "Menu/group", e.g. "View/2_layout", both ids; groups are sorted by name and divided by separators. With an
-    empty `menu`, the command is in no menu. `checked` is the fact that the command toggles; menus show it as
-    a check mark. If `palette` is False, the palette hides the command (for commands that only make sense by
-    key).
+    facts with &&, with "!" before a fact that must not hold; an empty `when` always holds. `menu` consists of
+    a menu's id and a group's id, as in "View/2_layout"; groups are sorted by id and divided by separators. If
+    `menu` is empty, the command is in no menu. `checked` is the fact that the command toggles; menus show it
+    as a check mark. If `palette` is False, the palette hides the command (for commands that are useful only
+    as shortcuts).
     """
 
     id: str
@@ -103,7 +103,8 @@ def parse_when(when: str) -> dict[str, bool]:
 class CommandTable(QObject):
     """The command table, and the only way to run a command.
 
-    `changed` is emitted when rows are added or removed, `ran` with the id after a command has run.
+    `changed` is emitted when rows are added or removed. `ran` carries a command's id after the command has
+    run.
     """
 
     changed = Signal()

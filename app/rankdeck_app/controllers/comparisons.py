@@ -209,7 +209,7 @@ class Comparisons(QObject):
     ) -> None:
         """Show a list of runs that stays open; choosing a row toggles its check mark.
 
-        The first row performs the action, or says how many more runs it needs.
+        The first row performs the action, or says how many more runs must be chosen for it.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 
@@ -285,7 +285,7 @@ class Comparisons(QObject):
         self._write(file, ["compare", *map(str, ats), *options], lambda _out: message)
 
     def save_report(self, run: Path, file: Path) -> None:
-        """Write a run's report as an HTML page; without a plan if the run's code is not trusted."""
+        """Write a run's report as an HTML page. If the run's code is not trusted, leave out the plan."""
         message = tr("Saved the report of {run} to {file}.", file=file, run=run.name)
         command = ["report", str(run), "--html", str(file), "--json"]
 

@@ -25,7 +25,8 @@ _FAILED_OUTCOMES = ("failed", "lost")
 
 
 class DesktopNotifications(QObject):
-    """Notifies about runs that were launched here or have a tab here, while the window is not active."""
+    """Notifies the user when a run that this window launched or shows in a tab ends while the window is not
+    active."""
 
     def __init__(self, window: MainWindow, runs: Runs, tabs: RunTabs) -> None:
         super().__init__(window)

@@ -73,7 +73,7 @@ class Fixes(QObject):
     """Fixes for the configuration, launches and open runs. `changed` is emitted when a run's fixes may have
     changed.
 
-    `open_place` shows a line of a file with a message, `show_config` opens the configuration at a line.
+    `open_place` shows a line of a file with a message; `show_config` opens the configuration at a line.
     """
 
     changed = Signal()
@@ -205,7 +205,7 @@ class Fixes(QObject):
     # The fix of a run
 
     def button_label(self, run: LiveRun, changes: Changes) -> str:
-        """Return the button's label: 'Switch to DDP', 'Resume with train.accumulate = 2'."""
+        """Return the button's label, such as 'Switch to DDP' or 'Resume with train.accumulate = 2'."""
         fix = translate(changes_label(changes))
         if not can_resume(run):
             return tr("Start New Run with {fix}", fix=fix)
@@ -287,7 +287,7 @@ class Fixes(QObject):
         call.finished.connect(saved)
 
     def _check_stopped(self, path: Path, changes: Changes) -> None:
-        """Resume with the changes once the run has stopped."""
+        """Check whether the run has stopped; if so, resume it with the changes."""
         run = self._tabs.open_runs.get(path)
         assert run is not None
         # The run may have no tab whose frames drain it.

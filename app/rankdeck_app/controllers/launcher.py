@@ -76,8 +76,8 @@ class Launcher(QObject):
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """Return the blocker. A plan that refuses only the chosen strategy does not count, because the user
-        can still race other strategies."""
+        """Return the blocker, ignoring a plan that refuses only the chosen strategy, because the user can
+        still race other strategies."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
         if script.is_chosen:
@@ -144,7 +144,7 @@ class Launcher(QObject):
             self.launch(config)
 
     def _warn_of_difference(self) -> None:
-        """Warn if verification has found that the chosen strategy computes a different result than one
+        """Warn if verification has found that the chosen strategy's result differs from that of a single
         device."""
         plan, line = self._session.plan, self._session.plan.chosen_line
         if line is not None and plan.verification.is_different(line):
@@ -190,8 +190,8 @@ class Launcher(QObject):
         self.when_run_trusted(path, partial(self.start_resume, path))
 
     def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
-        """Call `go_on` once the code that a run names is trusted, as `when_trusted` does. Refuse a run that
-        cannot be read."""
+        """Call `go_on` once the user trusts the code that a run names (see `when_trusted`). If the run cannot
+        be read, show the reason instead."""
 
         def untrusted() -> list[Path]:
             return self._session.trust.untrusted_folders_of_run(path, RunDir(path).config())
@@ -264,8 +264,8 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Open a page for a launch until the run's tab replaces it; `show` opens a result that is not a
-        run."""
+        """Open a page for a launch; the run's tab replaces it later. If the result is not a run, `show` opens
+        it."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
         # Before the page is opened: _make_page looks the launch up.

@@ -27,7 +27,8 @@ PAGE_KIND = "code"
 
 
 class ProblemNavigator:
-    """Navigates to problems. `show_config` opens the configuration at a line, `open_run` a run's tab."""
+    """Navigates to problems. `show_config` opens the configuration at a line; `open_run` opens a run's
+    tab."""
 
     def __init__(
         self,

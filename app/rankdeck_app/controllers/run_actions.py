@@ -24,7 +24,7 @@ from rankdeck_app.shell.window import MainWindow
 
 COMPARE_COMMAND = "runs.compare"
 MAX_OPENED_RUNS = 20
-"""Maximum number of runs to open at once: each run opens a tab and is read to its end."""
+"""Maximum number of runs to open at once, because each of them gets a tab and is read in full."""
 
 ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 
@@ -40,7 +40,7 @@ class RunAction:
     applies_to: Callable[[Sequence[RunInfo]], bool]
     keys: tuple[str, ...] = ()
     plural_text: Callable[[int], str] | None = None
-    """Returns the label for this number of runs."""
+    """Returns the label for a given number of runs."""
 
 
 def _if_any(infos: Sequence[RunInfo]) -> bool:

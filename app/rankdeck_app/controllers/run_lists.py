@@ -1,8 +1,8 @@
 """Connects the run lists (the Runs page and the side bar) to tabs and commands.
 
-A click previews a run: its dashboard opens in the group beside the table (from the side bar: in the editor),
-and the next click replaces that preview. A double click or Enter opens the run. The table's layout is stored
-per workspace folder.
+A click previews a run: its dashboard opens in the group beside the table (or, after a click in the side bar,
+in the active group), and the next click replaces that preview. A double click or Enter opens the run. The
+table's layout is stored per workspace folder.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class RunLists(QObject):
     # Which list has the keyboard
 
     def current_selection(self) -> list[RunInfo]:
-        """Return the runs selected in the focused list, otherwise in the visible table."""
+        """Return the runs selected in the focused list; if there are none, those selected in the visible
+        table."""
         from rankdeck_app.views.runs_page import RunsPage
 
         page = self._window.editor.active_page()

@@ -106,8 +106,8 @@ class RunTabs(QObject):
             self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """Return RUN or RACE, or "" if the folder contains neither. Only paths that are not in a list, such
-        as those of restored tabs, are looked up on disk."""
+        """Return RUN or RACE, or "" if the folder contains neither. The disk is read only for folders that
+        are not among the known runs, such as those of restored tabs."""
         info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
@@ -320,8 +320,8 @@ class RunTabs(QObject):
     def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
         """Return the memory that the current run uses.
 
-        The result is ("gpu" | "virtual", host -> index on the host -> (bytes, share of the scale, is lead
-        device)).
+        The result is a pair: "gpu" or "virtual", and a dict from each host to a dict from a device's index on
+        the host to (bytes, fraction of the capacity or of the largest usage, is lead device).
 
         The host of a single-host run is "". For a finished run, the result is ("", {}).
         """

@@ -39,8 +39,8 @@ def progress_texts(run: LiveRun) -> list[str]:
 
 
 def rate_text(run: LiveRun) -> str:
-    """Return the throughput in samples per second, or in steps per second if samples are unknown; "" for a
-    finished or hanging run."""
+    """Return the throughput in samples per second, or in steps per second if the number of samples is
+    unknown; "" for a finished or hanging run."""
     if run.is_over or run.hang is not None:
         return ""
     if run.samples_per_s is not None:
@@ -51,7 +51,8 @@ def rate_text(run: LiveRun) -> str:
 
 
 def devices_text(run: LiveRun) -> str:
-    """Return '8 GPUs · 141.6 GiB of 640.0 GiB' or '4 virtual · 1.2 GiB'; a finished run shows its peak."""
+    """Return a text such as '8 GPUs · 141.6 GiB of 640.0 GiB' or '4 virtual · 1.2 GiB'; for a finished run,
+    with its peak memory."""
     if not run.devices:
         return ""
     count = len(run.devices)

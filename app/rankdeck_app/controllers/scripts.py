@@ -52,7 +52,7 @@ class Scripts(QObject):
         ]
 
     def launch_text(self) -> str | None:
-        """Return the name, ranks and interpreter of the script that Launch would start, or None."""
+        """Return the script that Launch would start, with its number of ranks and interpreter, or None."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
             return None
@@ -97,7 +97,7 @@ class Scripts(QObject):
         self._window.show_activity("launch")
 
     def use_config(self, config: ScriptConfig) -> None:
-        """Fill the form from a run's script."""
+        """Fill the form with the configuration of a script's run, and show the form."""
         self._session.script.use_config(config)
         self._session.script.set_chosen(True)
         self._window.show_activity("launch")

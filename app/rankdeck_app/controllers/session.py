@@ -1,6 +1,6 @@
 """Creates the state behind the views, once per window: configuration, runs, trust and GPUs.
 
-This module imports the engine's floor 1, which takes 0.1 s, so the session is created after the first paint.
+This module imports part of the engine, which takes 0.1 s, so the session is created after the first paint.
 `close` ends all threads, leaves no half-started launch behind, and does not stop any run.
 """
 
@@ -137,8 +137,11 @@ class Session:
             closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """Switch the first draft to GPUs once the driver reports any, unless the user has changed the draft,
-        which is created before the driver answers."""
+        """Switch the first draft to GPUs once the driver reports any, unless the user has changed the draft
+        by then.
+
+        The draft is created before the driver answers.
+        """
 
         def answered() -> None:
             if not self.gpus.devices:

@@ -295,7 +295,7 @@ class AppCommands:
         self.window.editor.open("plan:")
 
     def verify_plan(self) -> None:
-        """Open the plan page and verify that every strategy computes the same as one device."""
+        """Open the plan page and verify that every strategy gives the same result as a single device."""
         from rankdeck_app.views.plan.page import PlanPage
 
         page = self.window.editor.open("plan:")

@@ -24,8 +24,7 @@ MAX_CLOSED_TABS = 30
 
 
 class EditorArea(QWidget):
-    """The editor area. `active_page_changed` carries the active page or None; `layout_changed` requests a
-    save."""
+    """The editor area. `active_page_changed` carries the page or None; `layout_changed` requests a save."""
 
     active_page_changed = Signal(object)
     layout_changed = Signal()
@@ -55,7 +54,8 @@ class EditorArea(QWidget):
     # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Register `factory(page_id)` to build pages "<prefix>:..." on a restart, a reopening or a split.
+        """Register `factory(page_id)` to rebuild pages "<prefix>:..." after a restart, a reopening or a
+        split.
 
         The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
         """
@@ -99,7 +99,8 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the other groups, starting after the page's; if there are none, split the page's group."""
+        """Return the other groups, starting with the one after the page's group. If there is no other group,
+        split the page's group and return the new one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]

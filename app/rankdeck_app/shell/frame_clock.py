@@ -55,7 +55,7 @@ class FrameClock(QObject):
         self._update_timer()
 
     def set_slow(self, slow: bool) -> None:
-        """Limit the rate to 10 Hz while the window is hidden or minimised."""
+        """Limit the rate to 10 Hz (for a hidden or minimised window), or remove this limit."""
         self._is_slow = slow
         self._update_timer()
 

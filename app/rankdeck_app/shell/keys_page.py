@@ -152,7 +152,8 @@ class KeysPage(Page):
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Leave the recorder on Escape or when it loses the focus, and the search field on Up and Down."""
+        """Stop recording on Escape or when the recorder loses the focus; move the focus from the search field
+        to the table on Up or Down."""
         key = event.key() if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) else None
         if watched is self._filter:
             if key not in (Qt.Key.Key_Down, Qt.Key.Key_Up):

@@ -140,8 +140,8 @@ class CommandPalette(FloatingList):
             show()
 
     def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
-        """Return the function that lists the rows of commands and quick open. It asks providers once per
-        opening."""
+        """Return a function that lists the rows of commands and quick open. The function asks the providers
+        only on its first use."""
 
         @cache
         def listed() -> list[QuickPickItem]:

@@ -54,7 +54,7 @@ class PanelTabBar(QTabBar):
         theme.changed.connect(self.update)
 
     def set_badge(self, index: int, count: int, tone: str) -> None:
-        """Show a count in the tab, red with the tone "error"; 0 removes it."""
+        """Show a count in the tab, in red if `tone` is "error"; 0 removes the count."""
         self.setTabData(index, (count, tone) if count else None)
         title = self.tabText(index)
         self.setAccessibleTabName(index, f"{title}, {count}" if count else title)
@@ -179,7 +179,7 @@ class Panel(QWidget):
         return self._bodies[tab_id]
 
     def set_badge(self, tab_id: str, count: int | None, tone: str = "normal") -> None:
-        """Show a count beside the title, red with the tone "error"; None or 0 removes it."""
+        """Show a count beside the title, in red if `tone` is "error"; None or 0 removes the count."""
         self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
 
     def _on_current_changed(self, index: int) -> None:

@@ -71,10 +71,10 @@ class _DoctorProcess(EngineStream):
 
 
 class Doctor(QObject):
-    """Results of the doctor; `changed` is emitted when there are new ones.
+    """Results of the doctor; `changed` is emitted when there are new results.
 
-    `rows` are the rows of the newest run of the checks, in order, `lines` its results so far, and
-    `previous_lines` the results of earlier runs.
+    `rows` are the rows that the newest doctor process announced, in order. `lines` are the results of that
+    process so far, and `previous_lines` those of earlier processes.
     """
 
     changed = Signal()

@@ -88,7 +88,8 @@ class Draft(QObject):
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
         self.plan_config: RunConfig | None = None
-        """The configuration to plan, which may exist even if the chosen strategy conflicts with the rest."""
+        """The configuration to plan, which may exist even if the chosen strategy conflicts with other
+        options."""
         self._last_config: RunConfig | None = None
         """The last valid configuration of this text."""
         self.problems: list[Problem] = []
@@ -193,8 +194,8 @@ class Draft(QObject):
     def choose(self, key_path: KeyPath, use: str) -> None:
         """Choose an entry of a catalogue, such as (("strategy",), "ddp").
 
-        Options that the new entry supports keep their values, and all others are removed. The user's own
-        "module:factory" keeps all options. A mesh gets default sizes for the chosen devices.
+        Options that the new entry supports keep their values, and all others are removed. If `use` is the
+        user's own "module:factory", all options are kept. A mesh gets default sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
         write_value(document, (*key_path, "use"), use)

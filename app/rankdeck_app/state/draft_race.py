@@ -1,8 +1,8 @@
 """The newest race of the draft, whose measured step times are shown next to the plan.
 
 A race belongs to the draft if their configurations differ only in the strategy and in keys that the planner's
-answers do not depend on. A thread reads the configurations that races were started with, and only while the
-plan is shown. Read plan.py first.
+answers do not depend on. While the plan is shown, a thread reads the configurations with which races were
+started. Read plan.py first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DraftRace(QObject):
         return None if race is None or self.is_running else race.entry(race.verdicts.winner)
 
     def find_entry(self, line: PlanLine) -> RaceEntry | None:
-        """Return the entry with a plan line's strategy and options."""
+        """Return the race entry that has the same strategy and options as a plan line, or None."""
         if self.race is None or line.changes:
             return None
         options = _to_json(full_options(line))

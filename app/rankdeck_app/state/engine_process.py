@@ -272,7 +272,7 @@ class Launch(QObject):
 
 
 class _StartedRun(msgspec.Struct):
-    """The engine's answer for a started run; with several hosts, `host` is the one that stores it."""
+    """The engine's answer for a started run; with several hosts, `host` is the host that stores the run."""
 
     run: str
     path: str
@@ -303,7 +303,8 @@ class Engine(QObject):
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
-        """Start a run, even while others start. If `runs` is None, use its host's default runs folder."""
+        """Start a run, even while other launches are pending. If `runs` is None, use the default runs folder
+        of the run's host."""
         call = self._call_with_config("train", config_toml, runs, workspace)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 

@@ -106,8 +106,8 @@ class FixPlans(PlannerClient):
         process.start()
 
     def _on_line(self, key: str, plan: FixPlan, line: PlanLine) -> None:
-        """Show the planner's line for the changed configuration itself; other lines are for other options of
-        the strategy."""
+        """Show the planner's line for the changed configuration itself; ignore lines for other options of the
+        strategy."""
         if line.configured and not line.changes and key not in self._cache:
             why_not = "" if line.devices else reason_text(line) or tr("the planner has no prediction")
             self._show_plan(key, replace(plan, line=line if line.devices else None, failure=why_not))

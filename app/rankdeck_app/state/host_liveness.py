@@ -15,7 +15,8 @@ SILENT_AFTER_S = 3.0
 
 
 class HostLiveness:
-    """Last-heard times by host, fed with a live run's devices, which each host reports once a second."""
+    """Last-heard times by host, updated from the device readings that each host of a live run reports once a
+    second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -253,7 +253,8 @@ class OutputTail(threading.Thread):
 
 
 def _visible_text(raw: bytes) -> str:
-    """Return the text of a line that remains visible in a terminal, without overwritten text and colours."""
+    """Return the part of a line that would remain visible in a terminal, without overwritten text and
+    colours."""
     last = raw.rstrip(b"\r").rpartition(b"\r")[2]
     return _ANSI_ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 

@@ -1,7 +1,8 @@
 """A run as it was at an earlier time, with the interface of the live run (run_view.py).
 
 Metrics are those reported up to that time. Curves show the whole run, so that the user sees what came before
-and after. But if a later attempt has repeated steps of that time, the curves known at that time are drawn.
+and after. But if a later attempt has repeated steps that were complete at that time, the curves known at that
+time are drawn.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class PastRun(RunView):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a later attempt has repeated the newest step of the viewed time."""
+        """Whether a later attempt has repeated the last step that was complete at the viewed time."""
         later = self._live_run.state.attempts.get(-1 if self._attempt is None else self._attempt)
         last_step = None if later is None else later.last_step
         return last_step is not None and self.step is not None and self.step > last_step

@@ -3,8 +3,8 @@
     draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
 
 Answers are kept per strategy, and depend on everything else in the draft except keys that do not affect
-memory, so a choice of another strategy requests only unknown answers. Unless all strategies are shown, only
-the chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
+memory, so choosing another strategy requests only missing answers. Unless all strategies are shown, only the
+chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
 must be trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
@@ -60,7 +60,7 @@ class DraftPlan(PlannerClient):
         super().__init__(parent)
         self._draft, self.planner = draft, planner
         self.devices: str | None = None
-        """Devices to plan for, as in `--devices`: GPUs need not exist here. None means the draft's devices.
+        """Devices to plan for, as in `--devices`: GPUs need not exist. None: the draft's devices.
         """
         self.rows: list[PlanRow] = []
         self.fixes: list[PlanLine] = []
@@ -192,7 +192,7 @@ class DraftPlan(PlannerClient):
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """Return the answer for a configuration with the draft's step, regardless of its devices."""
+        """Return the answer for `config`, which may differ from the draft in strategy and devices only."""
         draft_config = self._draft.config
         if (
             draft_config is None

@@ -33,7 +33,7 @@ from rankdeck_app.state.workspace import Workspace
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
-"""Long timeout, because two steps over whole batches can take long and the user can cancel them."""
+"""Long timeout, because two steps over whole batches can take a long time and the user can cancel them."""
 _TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 
@@ -63,8 +63,8 @@ class PlanProcess(EngineStream):
     ) -> None:
         """Create a planning command; `cleanup` is called once its process has ended.
 
-        A command that `has_ranks` is terminated, not killed, so that it can end its ranks and remove their
-        files.
+        If `has_ranks` is True, the command is terminated, not killed, so that it can end its ranks and remove
+        their files.
         """
         super().__init__(python, arguments, folder, parent, io_thread=io_thread, prepare=prepare)
         self._cleanup = cleanup

@@ -121,7 +121,7 @@ def has_fit_problem(line: PlanLine) -> bool:
 def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
     """Return two lines for the footer: the devices' predicted memory, and whether that fits.
 
-    If all strategies are known, the second line also names the recommended strategy, unless it is the line's
+    If `recommended` is given, the second line also names the recommended strategy, unless it is the line's
     own.
     """
     fullest = line.fullest_device

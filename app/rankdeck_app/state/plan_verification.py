@@ -1,4 +1,5 @@
-"""Verify that a plan's strategies compute the same as one device: `rankdeck plan FILE --verify --json`.
+"""Verify that a plan's strategies give the same result as a single device: `rankdeck plan FILE --verify
+--json`.
 
 Real ranks rehearse the strategies one after another, which takes seconds or minutes, so a verification runs
 on request only. Its results are valid while the draft is unchanged; a new plan does not request them again.

@@ -209,7 +209,7 @@ class ComparisonRun(LiveRun):
         return True
 
     def axis(self, by: str) -> StepAxis:
-        """Return the steps' x values for `by` (one of `curves.AXES`), rebuilt if there are more steps."""
+        """Return the steps' x values for `by` (one of `curves.AXES`), recomputed if steps have been added."""
         key = [(number, len(attempt.table)) for number, attempt in self.state.attempts.items()]
         cached = self._axes.get(by)
         if cached is None or cached[0] != key:

@@ -78,10 +78,11 @@ class RunView:
         return None
 
     def predicted_bytes(self, device: DeviceState, *, is_driver_reading: bool = False) -> int | None:
-        """Return the prediction to compare with `device_bytes`: the live tensors of sampled steps.
+        """Return the predicted memory to compare with `device_bytes`: that of the live tensors in a sampled
+        step.
 
-        With `is_driver_reading`, or if no step was sampled, return the prediction of everything that the
-        driver counts.
+        With `is_driver_reading`, or if no step was sampled, return the predicted memory as the driver counts
+        it.
         """
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
@@ -163,7 +164,7 @@ class RunView:
 
     @property
     def fix_changes(self) -> Mapping[str, Any]:
-        """The configuration changes suggested by the first error that has any; empty for a script."""
+        """The configuration changes suggested by the first error that suggests any; empty for a script."""
         errors = (problem for problem in self.state.problems if problem.severity == "error")
         return {} if self.config is None else next((error.cure for error in errors if error.cure), {})
 
@@ -228,8 +229,8 @@ class RunView:
 
     @property
     def has_owner_memory(self) -> bool:
-        """Whether memory was measured as the sum of the tensors of modules and optimizers, so that its peak
-        is unknown."""
+        """Whether memory was measured as the sum of the tensors of modules and optimizers; the peak is then
+        unknown."""
         return self.state.source == OWNERS_SEEN
 
     def device_label(self, device: DeviceState) -> str:
@@ -319,7 +320,8 @@ class RunView:
         """Return a device's memory. For a live run, this is the memory in the last sampled step; for an ended
         run, the memory at its largest peak.
 
-        Memory measured by walking owners has no peak, so the last sampled step is used even after the end.
+        If only the tensors of modules and optimizers were measured, there is no peak, so the last sampled
+        step is used even after the end.
         """
         is_newest = not self.is_over or device.is_owners_only
         return device.memory if is_newest else device.largest_memory

@@ -200,7 +200,7 @@ class Runs(QObject):
     def rescan(self, *, is_full: bool = False) -> None:
         """Scan now; with `is_full`, ended runs are scanned too.
 
-        If a scan is still running (slow disk), only a full scan is queued to run after it.
+        While a scan is still running (slow disk), a full scan is queued; any other request is ignored.
         """
         self._is_full_requested = self._is_full_requested or is_full
         if not self._is_scanning:

@@ -141,7 +141,8 @@ class ScriptDraft(QObject):
             self._after_change()
 
     def set_file(self, path: Path) -> None:
-        """Choose another script file, shown relative to the folder if it is inside; keep the other fields."""
+        """Choose another script file and keep the other fields. If the file is inside the folder, the form
+        shows a relative path."""
         inside = path.is_relative_to(self.folder)
         self.set_fields(run=str(path.relative_to(self.folder) if inside else path), entry="")
 

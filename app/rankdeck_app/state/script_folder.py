@@ -188,8 +188,8 @@ class ScriptFolder(QObject):
         )
 
     def describe(self, python: str) -> Interpreter | None:
-        """Return details of an interpreter that an entry or the form names, or None until they have been
-        read; `changed` is then emitted."""
+        """Return details of an interpreter that an entry or the form names; None until they have been read.
+        `changed` is emitted when they have been read."""
         path = self.folder / Path(python)
         if path not in self._descriptions:
             # Marked before the job runs, or every refresh until then would submit another job.

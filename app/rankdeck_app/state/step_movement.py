@@ -240,7 +240,8 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Return the option sets that each lead to a different step than `options`."""
+    """Return the choices of single options and the planner's variants that change at least one option in
+    `options`."""
     planned = card.planning.variants(num_devices)
     flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
     by_option: list[StrategyOptions] = [

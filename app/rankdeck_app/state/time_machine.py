@@ -25,12 +25,12 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Seconds before a newer request can abort a read, so that views also update during a drag."""
+"""Seconds for which a read may continue after a newer time has been requested, so that views also update
+during a drag."""
 
 
 class _PastReader:
-    """Reader of a run's past in a thread, which reads one requested time after another. `wanted_time` is the
-    latest requested time."""
+    """Reader of a run's earlier states. It works in a thread; `wanted_time` is the latest requested time."""
 
     def __init__(self, run: RunDir) -> None:
         self.wanted_time: float | None = None
@@ -40,7 +40,7 @@ class _PastReader:
         """Return the time, the run state at that time, and the prediction for the attempt that was then
         running.
 
-        None if another time has been requested meanwhile.
+        Return None if another time has been requested meanwhile.
         """
         until = time.monotonic() + _STALE_READ_TIMEOUT_S
 
@@ -101,7 +101,7 @@ class TimeMachine(QObject):
         )
 
     def go_to(self, time_s: float) -> None:
-        """View the run at a time (Unix seconds); a time at or after its end means now."""
+        """View the run at a time (Unix seconds); a time at or after the run's end means now."""
         bounds = self.bounds
         if bounds is None or time_s >= bounds[1]:
             self.go_to_now()

@@ -88,7 +88,8 @@ class Workspace(QObject):
         return self._dialog_path or started_in
 
     def remember_dialog_path(self, path: Path) -> None:
-        """Remember the folder of a path chosen in a dialog, as the initial folder of the next one."""
+        """Remember the folder of a path that was chosen in a dialog, so that the next dialog opens in this
+        folder."""
         self._dialog_path = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:

@@ -31,7 +31,7 @@ BUILT_IN_THEMES: dict[str, ColorTable] = {
     )
 }
 SYSTEM_THEME = tr_noop("System")
-"""Stands for the built-in theme that matches the desktop's preference."""
+"""Theme name that selects the built-in theme matching the desktop's preference."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 
 

@@ -50,7 +50,8 @@ PreviewFix = Callable[[ListedProblem | None], object]
 
 
 def user_code_lines(problem: Problem) -> list[CodeLine]:
-    """Return the lines of user code that a problem names, the line that raised it first."""
+    """Return the lines of user code that a problem names, starting with the line that raised the
+    exception."""
     lines = [line for line in user_lines(problem.last_lines) if Path(line.file).is_absolute()]
     location = _named_location(problem)
     if location is None:
@@ -125,7 +126,7 @@ class ProblemRow(QWidget):
         self.setAccessibleDescription(problem.advice or "")
 
     def update_entry(self, entry: ListedProblem) -> None:
-        """Update the row for a new version of its entry, such as a message with a different number of
+        """Show a new version of the row's entry, such as one whose message gives a different number of
         seconds."""
         self.entry = entry
         message = message_text(entry.problem)
@@ -159,7 +160,7 @@ class ProblemRow(QWidget):
         return super().eventFilter(watched, event)
 
     def _evidence_row(self, evidence: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
-        """Create a row with the evidence and a link to its file; relative paths start at the run
+        """Create a row with the evidence and a link to its file; a relative path is resolved against the run
         directory."""
         label, file = _wrapped_label(evidence.text, "dim"), evidence_file(evidence, self.entry.run)
         if file is None:
@@ -239,7 +240,7 @@ def _wrapped_label(text: str, tone: str = "") -> QLabel:
 
 
 def owner_text(entry: ListedProblem) -> str:
-    """Return 'GPT DP · rank 2 on box1' or 'configuration · train.steps, line 12'."""
+    """Return a text such as 'GPT DP · rank 2 on box1' or 'configuration · train.steps, line 12'."""
     problem = entry.problem
     texts = [entry.title]
     if problem.host:

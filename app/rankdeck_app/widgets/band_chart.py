@@ -331,7 +331,7 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return the (min, max) of every curve within the width of a label."""
+        """Return each curve's (min, max) over the x range that a label of this width covers."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:

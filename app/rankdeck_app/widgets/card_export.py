@@ -29,7 +29,7 @@ INTEGER_FORMAT, SHORT_FORMAT = "{:.0f}".format, "{:.6g}".format
 
 @dataclass(frozen=True)
 class CsvColumn:
-    """Numbers that no other code modifies, with the function that formats each of them."""
+    """A column of numbers that no other code modifies, with the function that formats each number."""
 
     values: NDArray[Any]
     format: Callable[[float], str] = SHORT_FORMAT

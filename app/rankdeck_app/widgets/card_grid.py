@@ -31,7 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""Height in pixels up to which rows of device cards get no more than an even share of the page."""
+"""If no row of device cards prefers more than this height in pixels, these rows get at most an even share of
+the page."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -40,8 +41,8 @@ class CardGrid(QScrollArea):
     """Grid of named cards in display order.
 
     `devices` names the cards with a row per device, `full_width` the cards that have a grid row to
-    themselves, `wide` the cards that take two thirds of a grid row of two. Hidden cards leave their space to
-    the others. `maximised_changed` carries whether one card fills the page.
+    themselves, `wide` the cards that take two thirds of the width if they come first in a row of two cards.
+    Hidden cards leave their space to the others. `maximised_changed` carries whether one card fills the page.
     """
 
     maximised_changed = Signal(bool)
@@ -195,10 +196,11 @@ class CardGrid(QScrollArea):
         return [heights[index] for index in range(len(rows))]
 
     def _preferred_row_height(self, row: Sequence[str], even: int) -> int | None:
-        """Return the preferred height of the row's tallest device or full-width card, raised to two thirds of
-        `even` but at most to _MAX_FEW_DEVICES_HEIGHT.
+        """Return the preferred height of the row's tallest device or full-width card, or two thirds of `even`
+        (at most _MAX_FEW_DEVICES_HEIGHT) if that is more.
 
-        None if the row has no such cards. `even` is the height of a row if all rows were equally high.
+        Return None if the row has no such cards. `even` is the height of each row if all rows are equally
+        high.
         """
         bodies = [
             self.cards[name].preferred_height for name in row if name in self._devices | self._full_width

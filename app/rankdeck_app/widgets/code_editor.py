@@ -54,8 +54,8 @@ class _LineNumberArea(QWidget):
 class CodeEditor(QPlainTextEdit):
     """Text field for code.
 
-    `set_line_problems` maps line numbers (from 1) to problem texts. `language` is a file suffix in LANGUAGES;
-    other suffixes get no highlighting.
+    `set_line_problems` sets the problem texts by line number (from 1). `language` is a file suffix in
+    LANGUAGES; other suffixes get no highlighting.
     """
 
     def __init__(self, theme: Theme, language: str, accessible_name: str) -> None:

@@ -1,9 +1,9 @@
 """Plot of a long noisy curve over steps: faint raw values, their average on top, and single points.
 
-It draws only windows of the curves, so a million steps cost as much as a thousand. Raw values keep a pen of
-width 1 (a wider pen takes seconds on a dense curve); the average has few points, so its pen can be wider.
-curve_style.py has the styles that the user can choose. On an x axis other than steps, positions are looked up
-by step.
+It draws a limited number of points per curve, so a million steps cost as much as a thousand. Raw values keep
+a pen of width 1 (a wider pen takes seconds on a dense curve); the average has few points, so its pen can be
+wider. curve_style.py has the styles that the user can choose. On an x axis other than steps, positions are
+looked up by step.
 """
 
 from __future__ import annotations
@@ -254,8 +254,7 @@ class CurvePlot(ZoomPlot):
 
 
 def smooth_window(window: Window, weight: float) -> Floats:
-    """Return the exponential moving average over the steps of a window, in which a bin is weighted by its
-    number of steps.
+    """Return a window's exponential moving average over steps; each bin is weighted by its number of steps.
 
     Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as in Ema.
     """

@@ -69,11 +69,11 @@ class HeatStripData:
 def compute_shares(
     readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """Return shares that end at `now_s`, with one row per device; `readings` has each device's (history,
-    reach in seconds).
+    """Return the utilisation with shape (devices, columns); the last column contains `now_s`. `readings` has
+    each device's history and the longest time in seconds that one reading can cover.
 
-    A reading covers the interval before it, so a column shows the next reading, if that reading is at most
-    the reach away.
+    A reading covers the interval before it, so a column shows the first reading after the column's start; NaN
+    if that reading does not reach back to the column.
     """
     # Columns start at multiples of their width, so that a reading stays in its column from frame to frame.
     end = math.ceil(now_s / column_s) * column_s

@@ -1,7 +1,7 @@
 """Losses of several runs over steps, time or samples: for each run, a dashed average with a letter, and faint
 raw losses.
 
-It draws only windows of the runs' curves, so a million steps cost as much as a thousand.
+It draws a limited number of points per curve, so a million steps cost as much as a thousand.
 """
 
 from __future__ import annotations

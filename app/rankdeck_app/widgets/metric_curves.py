@@ -192,7 +192,8 @@ class MetricCurves(Chart[MetricCurvesData]):
 
 
 def metric_value_text(value: float | None) -> str:
-    """Return a value rounded to its significant digits: '0.9312', '1.2e-05', '12 345'."""
+    """Format a value with at most four significant digits, or a large whole number in full: '0.9312',
+    '1.20e-05', '12 345'."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0 or 1e-3 <= abs(value) < 1e4:

@@ -229,8 +229,8 @@ class MetricTable(Chart[MetricTableData]):
                 paint_text(painter, where, cell.text, ink, px, RIGHT, mono=True)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
-        """Paint all curves of a column. Each update redraws only half of the columns, because numbers change
-        faster than curves."""
+        """Paint all curves of a column from the column's cached image, which is redrawn only on every second
+        update, because numbers change faster than curves."""
         ratio = self.devicePixelRatioF()
         box_height = self.row_height - 4
         width, height = round(curve.width() * ratio), round(box_height * ratio)

@@ -61,7 +61,8 @@ _OPTION_LABELS = (
     tr_noop("Order"), tr_noop("Longest"), tr_noop("Capacity"), tr_noop("Steps"), tr_noop("Epochs"),
     tr_noop("Seed"), tr_noop("Precision"), tr_noop("Allow tf32"), tr_noop("Verify"),
 )  # fmt: skip
-"""Labels that `option_label` returns for all options without a short label, listed for translators."""
+"""Labels that `option_label` derives from the names of options without a short label, listed so that they can
+be translated."""
 
 
 def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
@@ -76,8 +77,8 @@ def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
 def _make_use_row(
     key_path: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, user_hint: str = ""
 ) -> FormRow:
-    """Return the row in which the user chooses a catalog entry. If `user_hint` is not empty, user code can
-    also be named; the hint shows how."""
+    """Return the row in which the user chooses a catalog entry. If `user_hint` is not empty, the user can
+    name their own code instead; `user_hint` shows how."""
     hints = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
     if user_hint:
         hints.append(tr("your own: {name}", name=user_hint))

@@ -167,7 +167,7 @@ def dashed_pen(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
 
 
 def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
-    """Paint a one-pixel outline just inside a rectangle; nothing for a transparent colour."""
+    """Paint a one-pixel outline just inside a rectangle; paint nothing if the colour is transparent."""
     if color.alpha():
         # Filled rectangles: at a fractional scale, half of a pen's width would be cut off.
         for side in (
@@ -209,10 +209,11 @@ def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, i
 def paint_segments(
     painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, min_width: float = 0.0
 ) -> float:
-    """Paint the segments of a bar from the left, with widths in pixels, and return the end of the last one.
+    """Paint the segments of a bar from the left, with widths in pixels, and return the right end of the last
+    segment.
 
-    Segments are one pixel apart; a segment thinner than a pixel is drawn as a hairline, or `min_width` wide.
-    No segment extends beyond the box.
+    Segments are one pixel apart and at least `min_width` wide; very thin segments are drawn as hairlines. No
+    segment extends beyond the box.
     """
     left = box.left()
     for width, brush in widths:

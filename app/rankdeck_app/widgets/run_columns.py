@@ -1,8 +1,8 @@
 """Columns of the table of runs as data: text, sort value and grouping.
 
 A run whose value is unknown has an empty cell, sorts last in either direction, and is in the group of unknown
-values. Texts and group names are phrases: their English text is the sort key and identifies a collapsed
-group.
+values. Texts and group names are translatable phrases; their English text is used to sort rows and to
+identify collapsed groups.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str
 
 
 def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
-    """Return a function that returns, for a run, the first group whose limit is above its value."""
+    """Return a function that maps a run to the first group whose limit is above the run's value."""
     return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
 
 

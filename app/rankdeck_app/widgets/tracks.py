@@ -199,7 +199,7 @@ class DeviceTracks(Chart[DeviceTracksData]):
         return QRectF(column * (width + _GAP), row * height, width, height)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the value of the track under the pointer at the time under the pointer."""
+        """Return the title of the track under the pointer, with the time and the value at the pointer."""
         x0, x1 = self.data.x_range
         for index, track in enumerate(self.data.tracks):
             box = self.track_rect(index)

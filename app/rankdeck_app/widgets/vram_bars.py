@@ -57,8 +57,8 @@ _OVERLAY_ALPHA = 0.6
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. If `total_bytes` is None, it is unknown and `missing_text` is shown; a bar that `is_stale` is
-    grey.
+    """One row. If the total is unknown, `total_bytes` is None and `missing_text` is shown. The bar is grey if
+    `is_stale`.
 
     The kinds need not add up to the total; the rest is drawn as one plain segment.
     """
@@ -113,7 +113,7 @@ class VramBarsData:
 
 
 class _BarLayout:
-    """Horizontal layout of a chart's rows, in pixels; the rows share `room`, the available height."""
+    """Layout of a chart's rows, in pixels; `room` is the height that the rows share."""
 
     def __init__(self, data: VramBarsData, number: str, width: float, room: float) -> None:
         num_rows = max(1, len(data.bars))
@@ -373,7 +373,7 @@ def _row_rect(box: QRectF, columns: _BarLayout, left: float, right: float) -> QR
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
-    """Return 'predicted 241.8 MiB (+0.3 %)', the error relative to the measurement."""
+    """Return 'predicted 241.8 MiB (+0.3 %)'; the percentage is the error relative to the measurement."""
     size = format_bytes(predicted_bytes)
     if not measured_bytes:
         return tr("predicted {size}", size=size)

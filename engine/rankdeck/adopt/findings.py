@@ -55,7 +55,7 @@ def has_unpacked_kwargs(call: ast.Call) -> bool:
 
 
 def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
-    """Return the expression that creates the model; `optimizer` is its observed class name."""
+    """Return the expression that creates the model; `optimizer` is the optimizer's observed class name."""
     owner = _owner_of_parameters(script, optimizer) or find_trainer_argument(script, "model", 0)
     return None if owner is None else _follow_return(trace_origin(*owner))
 

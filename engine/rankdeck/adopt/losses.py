@@ -166,7 +166,7 @@ def _is_loss_field(node: ast.expr) -> bool:
 
 
 def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
-    """Return the loss for a mean or a sum, such as that of the squares or absolute values of a difference;
+    """Return the loss that a call of mean or sum computes, such as the mean of the squares of a difference;
     None for any other call."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("mean", "sum") or call.keywords:
         return None

@@ -108,7 +108,7 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
 
 
 def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
-    """Return the devices that the ranks used, in the form of devices.use."""
+    """Return the devices that the ranks used, in the format of devices.use."""
     typed = observation.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)

@@ -36,8 +36,8 @@ _HARMLESS = (
 class Assignment(NamedTuple):
     """A value assigned to a name.
 
-    `entry` is the index if the name is assigned one entry of the value. `end` is the position (line, column)
-    at which the statement ends.
+    `entry` is an index if only that entry of the value is assigned to the name. `end` is the position (line,
+    column) at which the statement ends.
     """
 
     end: tuple[int, int]

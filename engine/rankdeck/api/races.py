@@ -157,7 +157,7 @@ class Raced:
     def config(self, label: str) -> RunConfig:
         """Return the requested configuration with an entry's strategy, to be passed to `train`.
 
-        A run of it trains the configuration's full number of steps, not only those of the race.
+        A run with this configuration trains for its full number of steps, not only for those of the race.
 
         Raises:
             ConfigError: no entry has this label, or the race directory cannot be read.

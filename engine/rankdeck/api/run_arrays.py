@@ -29,7 +29,7 @@ class MetricValues(NamedTuple):
 
 
 class RunArrays:
-    """Arrays of all events of a run so far; `refresh` reads new ones."""
+    """Arrays of all events of a run so far; `refresh` reads new events."""
 
     def __init__(self, run: RunDir) -> None:
         # All rows, because the arrays cover every step. Curves are for drawing only.

@@ -1,6 +1,6 @@
 """Reads the limits of this process's control group, from cgroup v1 and v2.
 
-Any parent group may set a limit, so the tightest limit applies. A controller without a limit yields None.
+Any parent group can set a limit, so the tightest limit applies. A controller without a limit yields None.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_LIMIT = 1 << 60
 
 
 class CgroupLimit(NamedTuple):
-    """A limit and its usage.
+    """A limit and the current usage.
 
     `file` is the file with the limit; `used` excludes cached files, which the kernel can reclaim.
     """
@@ -74,8 +74,8 @@ def cpu_quota() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield (folder, cgroup version) for the process's group and all its parents; the version is 0 for v2 and
-    1 for v1."""
+    """Yield (folder, version) for the process's group and all its parents; the version is 0 for cgroup v2 and
+    1 for cgroup v1."""
     for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

@@ -161,7 +161,7 @@ class RankdeckError(Exception):
     code = "error"
     exit_code = 1
     path: str | None = None
-    """Default path of the class's problems."""
+    """Default `path` of the problem that an error of this class creates."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ def pause_gc() -> Iterator[None]:
 
 @contextlib.contextmanager
 def freeze_new_objects() -> Iterator[None]:
-    """Exclude objects that the block creates from garbage collection, and disable the collector inside the
-    block.
+    """Exclude from garbage collection all objects that the block creates, and disable the collector inside
+    the block.
 
     Importing torch creates more than half a million objects. Each collection that traverses them takes tenths
     of a second and, in a forked process, copies every memory page that contains such an object.

@@ -27,8 +27,8 @@ _BEAT = struct.Struct("<qqdd24sq")
 sequence number again."""
 _BEATS_PER_SLOT = 2
 STACKS_ENV = "RANKDECK_STACKS"
-"""Environment variable with the file to which a rank writes its stacks on SIGUSR1, even while it is blocked
-in a collective."""
+"""Environment variable that names the file to which a rank writes its stacks on SIGUSR1, even while it is
+blocked in a collective."""
 STEP = "step"
 NOT_STARTED = "not begun"
 """Phase that the supervisor reports for a rank without a heartbeat."""

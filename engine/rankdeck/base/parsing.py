@@ -18,7 +18,7 @@ T = TypeVar("T")
 TomlTable = dict[str, Any]
 """A table of a TOML file, or the whole file: values by key, including nested tables."""
 JsonObject = dict[str, Any]
-"""An object from a file or another process; the code that reads it checks the values."""
+"""A JSON object from a file or another process; the code that reads a value also checks it."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
@@ -72,7 +72,8 @@ def check_depth(*values: Any) -> None:
 
 
 def find_fault(value: Any) -> str | None:
-    """Return why a value is unusable: nested too deeply for recursion, or an integer too large; else None."""
+    """Return why a value is unusable (it is nested too deeply for recursion, or contains too large an
+    integer), or None."""
     level, fault = [value], None
     for _ in range(_MAX_LEVELS):
         if any(isinstance(item, int) and not -_MAX_INTEGER < item < _MAX_INTEGER for item in level):

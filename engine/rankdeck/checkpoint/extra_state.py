@@ -223,8 +223,8 @@ def _is_same(first: Tensor | None, tensor: Tensor) -> bool:
 
 
 def _put_tensor(owner: _Owner, key: str, saved: Tensor, device: torch.device) -> None:
-    """Copy the saved tensor in place if the shape fits, because other objects may share the tensor; else
-    replace it."""
+    """Copy `saved` into the owner's tensor if the shapes match, because other objects may share that tensor;
+    otherwise replace that tensor."""
     present = owner.get(key)
     with torch.no_grad():
         if isinstance(present, Tensor) and _local(present).shape == saved.shape:

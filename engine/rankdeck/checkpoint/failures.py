@@ -14,8 +14,8 @@ _MAX_TEXT_LENGTH = 300
 class SaveFailure:
     """Reason why a checkpoint could not be written.
 
-    The cause is the disk (`is_disk`), state that the model or the optimizer keeps (`is_state`), or neither:
-    no file can store a tensor of this kind.
+    The cause is the disk (`is_disk`) or state that the model or the optimizer keeps (`is_state`). If neither
+    is set, no file can store a tensor of this kind.
     """
 
     reason: str

@@ -71,7 +71,7 @@ from rankdeck.checkpoint_files import (
 
 _T = TypeVar("_T")
 _RANK_PREFIX, _EXTRA_PREFIX = "own.", "extra."
-"""Prefixes in a rank's file: of its per-rank tensors, and of its strategy's extra tensors."""
+"""Name prefixes in a rank's file: for its per-rank tensors, and for its strategy's extra tensors."""
 _FileList = dict[str, tuple[int, str]]  # file name -> (bytes, checksum)
 
 
@@ -170,7 +170,7 @@ class CheckpointStore:
         return sum(entry[0] for entry in files.values()), progress.lost
 
     def _run_on_all_ranks(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
-        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if one failed."""
+        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if a rank failed."""
         failure: SaveFailure | None = None
         answer: Any = None
         try:
@@ -312,8 +312,8 @@ class CheckpointStore:
 
 
 def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
-    """Read the tensors whose names start with `prefix` from the ranks' files, and return them without the
-    prefix. If several ranks have the same name, the first rank's tensor is used."""
+    """Read the tensors whose names start with `prefix` from the ranks' files, and return them under the names
+    without the prefix. If several files contain the same name, the first rank's tensor is used."""
     tensors: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
         if is_regular(file):
@@ -344,7 +344,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn any error in the block into a ConfigError that the checkpoint does not match."""
+    """Turn any error in the block into a ConfigError that says that the checkpoint does not match."""
     try:
         yield
     except Exception as error:
@@ -378,8 +378,8 @@ class RestoreResult:
         return self._states is not None
 
     def put_random_states(self) -> None:
-        """Restore the random states, after the loader's iterator is created: creating it draws a number.
-        Raises: ConfigError."""
+        """Restore the random states. Call this after the loader's iterator is created, which draws a random
+        number. Raises: ConfigError."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)
@@ -390,7 +390,7 @@ def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _sizes(saved: RankSnapshot, rank: int) -> dict[str, int]:
-    """Return name -> bytes. Shared state has the same name on all ranks, so it counts once."""
+    """Return name -> bytes for all tensors; a shared tensor has one name on all ranks, so it counts once."""
     sizes = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.per_rank.items()}
     return sizes | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
 

@@ -162,7 +162,8 @@ def _to_json(value: Any, cannot: str, name: str) -> Any:
 
 
 def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    """Merge each rank's (`values`, `elsewhere`): a value comes from the first rank that runs its module."""
+    """Merge the ranks' values, given for each rank as (values of modules that it runs, values of other
+    modules): a value comes from the first rank that runs its module."""
     shared: dict[str, object] = {}
     # In reverse, so that the first rank's values overwrite those of later ranks.
     for _, elsewhere in reversed(rank_values):
@@ -231,7 +232,8 @@ def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata])
 
 
 def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> LoadTargets:
-    """Return the tensors to read the checkpoint into; `there` maps its names to torch's metadata.
+    """Return the tensors to read the checkpoint into; `there` maps the checkpoint's names to torch's
+    metadata.
 
     A parameter that the optimizer had never updated has no optimizer state in `there`, and gets none.
     """

@@ -26,7 +26,7 @@ _AXIS_TEMPLATES = {"step": "step {}", "time": "after {}", "samples": "{} samples
 
 
 def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
-    """Print the whole comparison except for the loss curves, of which only some values are printed."""
+    """Print the whole comparison, but only some values of the loss curves."""
     out = console.out()
     out.print(_runs_table(comparison))
     for group in comparison.groups:

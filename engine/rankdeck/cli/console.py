@@ -149,7 +149,8 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
 
 @contextlib.contextmanager
 def output_path(file: Path) -> Iterator[Path]:
-    """Yield the path to write: the file itself, or a temporary file that is copied to stdout at the end."""
+    """Yield the path to write to: the file itself, or a temporary file that is copied to stdout at the
+    end."""
     if file != STDOUT:
         yield file
         return

@@ -143,7 +143,7 @@ def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineE
     """Return each host's GPUs, or the error that explains why they cannot be listed.
 
     Raises:
-        ConfigError: a name cannot be that of a host.
+        ConfigError: a name is not a valid host name.
         MachineError: a host cannot be reached.
     """
     with RemoteHosts(names, lambda host, text: None) as hosts:

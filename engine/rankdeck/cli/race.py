@@ -108,7 +108,8 @@ def _plan_race(
     """Plan the race; return its request and the number of devices.
 
     Raises:
-        ConfigError: nothing fits, runs cannot be written, hosts.use is set, or --save is used in a rehearsal.
+        ConfigError: no strategy fits, the runs folder is not writable, hosts.use is set, or --save is used in
+            a rehearsal.
     """
     from rankdeck import run_dir
     from rankdeck.cli.plan import predict_lines
@@ -203,8 +204,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
 
 
 def _confirm_race(request: RaceRequest) -> bool:
-    """Ask whether to start a long race; return True without asking if the race is short or there is no
-    terminal."""
+    """Ask whether to start a long race; return True if the race is short or there is no terminal."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()

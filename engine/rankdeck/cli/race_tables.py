@@ -184,8 +184,8 @@ def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
 
 
 def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
-    """Yield a row with the number of entries whose losses agree with the reference, and a row with the reason
-    for each entry whose losses differ."""
+    """Yield a row with the number of entries whose losses agree with the reference, and for each entry whose
+    losses differ, a row with the reason."""
     reference, bar = race.entry(race.verdicts.reference), race.verdicts.bar
     if reference is None or bar is None:
         return

@@ -261,9 +261,10 @@ def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
 
 def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     """Return (host, folder, arguments) for a command that acts on the copy of a remote run, or None for any
-    other.
+    other command.
 
-    The command is to be executed on the host of the original run. The tuple is that of `split_host_option`.
+    The caller has to run the command on the original run's host. The tuple has the form that
+    `split_host_option` returns.
     """
     command, *rest = (argv[2:] if argv[:1] == [_FOLDER_OPTION] else argv) or [""]
     if command not in _REDIRECTED_COMMANDS:

@@ -166,7 +166,7 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     """Return whether to start one process without torchrun's variables.
 
     Raises:
-        ConfigError: --plain is used with several ranks, which only torchrun's variables tell apart.
+        ConfigError: --plain is used with several ranks, which need torchrun's variables.
     """
     if options.plain and ranks > 1:
         raise ConfigError(
@@ -270,7 +270,7 @@ def _choose_python(
     file: FolderFile | None,
     environ: Mapping[str, str],
 ) -> ChosenPython:
-    """Choose the interpreter; rankdeck.toml is looked for in `folder` and then in the script's folder."""
+    """Choose the interpreter; look for rankdeck.toml in `folder`, then in the script's folder."""
     folders = [folder]
     if entry.kind == "file" and (script_folder := (folder / entry.run).parent) != folder:
         folders.append(script_folder)

@@ -46,7 +46,7 @@ def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def observed_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield rows on the observations other than steps and memory."""
+    """Yield rows for all observations except steps and memory."""
     observed = summary.observed
     if summary.wait_share is not None:
         yield "loader wait", f"{summary.wait_share:.0%} of a step".replace("%", " %")

@@ -267,7 +267,7 @@ def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
     """Return the list that `rankdeck runs` prints, one line per run; titles are truncated on narrow
     terminals.
 
-    It is not a rich table, because laying one out takes two seconds for 5,000 rows.
+    The list is plain text, because rich takes two seconds to lay out a table of 5,000 rows.
     """
     lines = [("run", "title", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     # cell_len and not len: East Asian characters take two cells.

@@ -2,7 +2,8 @@
 
 A run state keeps its curves over steps. A step's position in time or samples is computed from the rows in
 memory and from marks for older rows (run/step_table.py), without the pauses between attempts. The curve of a
-single attempt starts at that attempt's first step, and its samples include those of the steps before it.
+single attempt starts at that attempt's first step; its positions in samples also count the samples of the
+run's earlier steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class StepAxis:
 
 
 def step_axis(state: RunState, by: str) -> StepAxis:
-    """Build the axis `by`, which is one of AXES; empty if the samples or times of the steps are not known."""
+    """Build the axis `by`, which is one of AXES; the axis is empty if the steps' samples or times are
+    unknown."""
     assert by in AXES, by
     steps, positions = [np.empty(0)], [np.empty(0)]
     end = 0.0

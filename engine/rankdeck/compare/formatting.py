@@ -93,7 +93,7 @@ def format_difference(unit: str, value: MetricValue, base: MetricValue) -> str:
 
 
 def format_strategy(run: ComparedRun) -> str:
-    """Format the strategy, such as 'DDP'; for a script the observed wrapper."""
+    """Format the run's strategy ('DDP') or, for a script, the observed wrapper."""
     card = STRATEGIES.get(run.strategy)
     if card is not None:
         return phrase(card.title)

@@ -41,9 +41,9 @@ SENT_PREFIX = "sent:"
 class MetricValue:
     """The value of one metric.
 
-    `step` is the step of the value, unless that is the last step; `low` and `high` are the bounds of the
-    metric's interquartile range. If `text` is set, it is shown in place of the number. `detail` is shown
-    after either.
+    `step` is the step that the value comes from; None if that is the last step. `low` and `high` are the
+    bounds of the metric's interquartile range. If `text` is set, it is shown in place of the number. `detail`
+    is shown after the number or text.
     """
 
     value: float
@@ -95,7 +95,8 @@ class ComparedRun:
     problems: tuple[str, ...] = ()
     """Errors of the run, one sentence each."""
     mean_loss: Callable[[int, int], float | None] = field(default=lambda _first, _last: None, compare=False)
-    """Function that returns the mean loss from a first to a last step, or None if no loss is known there."""
+    """Function of a first and a last step that returns the mean loss between them, or None if no loss is
+    known in that range."""
 
     @property
     def name(self) -> str:
@@ -163,7 +164,8 @@ def _observed(state: RunState, background: RunSetup) -> events.Observed | None:
 
 
 def outcome_of(at: RunRef, state: RunState, background: RunSetup, of_run: str) -> str:
-    """Return the outcome of a run (`of_run`), or of an attempt that was followed by another attempt."""
+    """Return the outcome of the run (`of_run`) or, if `at` is an attempt that was followed by another
+    attempt, the outcome of that attempt."""
     if at.attempt is None or not background.is_past:
         return of_run
     ended = state.attempts[at.attempt].ended if at.attempt in state.attempts else None

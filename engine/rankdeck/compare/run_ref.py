@@ -15,7 +15,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.run_dir import RunDir, find_run, parse_attempt
 
 MIN_RUNS, MAX_RUNS = 2, 8
-"""More than eight runs can neither be distinguished by their dashes nor be read side by side."""
+"""Limits on the number of runs to compare. More than eight can neither be distinguished by their dashes nor
+be read side by side."""
 
 
 class RunRef(NamedTuple):
@@ -104,7 +105,7 @@ def check_run_count(runs: list[RunRef]) -> None:
     """Check the number of runs to compare.
 
     Raises:
-        ConfigError: there are too few or too many runs, or one is named twice.
+        ConfigError: there are too few or too many runs, or the same run is named twice.
     """
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:

@@ -45,7 +45,7 @@ class ReportedDevice(NamedTuple):
 class PhaseTable(NamedTuple):
     """Seconds by phase in the last sampled step: a row per phase, a column per device.
 
-    `summary` instead has the median and the maximum across the devices.
+    The rows of `summary` instead contain the median and the maximum across the devices.
     """
 
     step: int
@@ -80,7 +80,8 @@ class RunReport(NamedTuple):
 
 
 def build_report(run: ComparedRun, state: RunState) -> RunReport:
-    """Build the report. It reads the run's folder to suggest fixes, so do not call it in the UI thread."""
+    """Build the report. Do not call this function in the UI thread: to suggest fixes, it reads the run's
+    folder."""
     rows = compare_runs([run]).rows
     return RunReport(
         [

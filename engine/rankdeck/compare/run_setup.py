@@ -24,8 +24,8 @@ from rankdeck.run.prediction import read_prediction
 class RunSetup:
     """Setup of a run.
 
-    `tables` are those of its resolved configuration, with [script] for a script; empty if the file is
-    unreadable.
+    `tables` are the tables of the run's resolved configuration, with [script] for a script; empty if the file
+    cannot be read.
     """
 
     title: str

@@ -218,7 +218,7 @@ def _common_label(first: str, last: str) -> str:
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
-    """Return (first, last, mean losses) for the last few steps up to the newest one that every run has
+    """Return (first, last, mean losses) for a few steps that end with the newest step that every run has
     reached.
 
     None if all runs have done the same number of steps.
@@ -283,8 +283,8 @@ def _value_source(kind: RowSpec, run: ComparedRun) -> str:
 
 
 def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[int, ...]:
-    """Return the indices of the best value and of those that cannot be distinguished from it; empty if these
-    are all known values."""
+    """Return the indices of the best value and of the values that cannot be distinguished from it; empty if
+    this applies to all known values."""
     known_values = {index: value for index, value in enumerate(values) if value is not None}
     if len(known_values) < 2:
         return ()

@@ -71,7 +71,7 @@ class GpuModel:
 
     @property
     def process_workspace_bytes(self) -> int:
-        """Bytes of the cuBLAS workspaces in a training process, which torch's allocator holds."""
+        """Size in bytes of a training process's cuBLAS workspaces, which torch's allocator holds."""
         return 2 * self.workspace_bytes
 
 

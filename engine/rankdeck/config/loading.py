@@ -57,7 +57,8 @@ def load(
     `from_text`.
 
     Raises:
-        ConfigError: every problem of the file and of the changes, with path, line and advice.
+        ConfigError: the file or a change is invalid; the error lists every problem with path, line and
+            advice.
     """
     try:
         with path.open("rb") as file:  # may be a pipe, as in <(command)
@@ -155,7 +156,7 @@ def from_dict(
     """Build a configuration from nested tables, as `to_dict` returns them.
 
     Raises:
-        ConfigError: every problem at once.
+        ConfigError: the tables are invalid; the error lists every problem.
     """
     report = ProblemReport(lines or {}, problems or [])
     filled = report_placeholders(report, tables)

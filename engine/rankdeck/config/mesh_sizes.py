@@ -36,7 +36,7 @@ def default_mesh_sizes(num_devices: int) -> dict[str, int]:
 
 
 def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
-    """Return a problem that suggests sizes if the product of the sizes is not the number of devices; else
+    """Return a problem with suggested sizes if the product of the sizes is not the number of devices; else
     None."""
     sizes = sizes_of(options)
     product = math.prod(sizes.values())

@@ -1,6 +1,6 @@
 """Properties of a strategy that the planner needs, stored in the strategy's spec in catalog.py.
 
-Because of them, the planner does not need to compare strategy names.
+The planner reads these properties instead of comparing strategy names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StrategyPlanning:
     has_side_streams: bool = False
     """Whether communication buffers are allocated on their own stream."""
     uses_nccl: bool = True
-    """Whether devices hold NCCL buffers."""
+    """Whether NCCL allocates buffers on the devices."""
     batch_split: Callable[[StrategyOptions, int], tuple[int, int]] | None = None
     """Function of options and device count that returns (number of batch slices, number of stages that
     exchange microbatches); None if the spec's `is_batch_sharded` is enough."""

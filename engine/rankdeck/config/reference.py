@@ -229,14 +229,15 @@ def has_args(table: KeyPath) -> bool:
 
 
 def config_keys() -> list[ConfigKey]:
-    """Return every key in schema order; the options of what `use` selects follow the table's keys."""
+    """Return every key in schema order; a table's own keys come before the options of its choices."""
     return list(_keys_below(()))
 
 
 def find_keys(name: str) -> list[ConfigKey]:
     """Return a key, the keys of a table, or the options of a choice ("ddp") by name.
 
-    For a choice without options, return the key that names it. For a contract without a key, return nothing.
+    For a choice without options, return the key that names it. For a contract that is not also a key, return
+    an empty list.
 
     Raises: ConfigError for an unknown name; the advice suggests a close one.
     """
@@ -281,8 +282,8 @@ def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
 
 
 def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
-    """Yield the options of all choices of a table; an option that is identical in several choices is one
-    key."""
+    """Yield the options of all choices of a table; an option that is identical in several choices is yielded
+    once."""
     cards: Mapping[str, CatalogSpec] = CATALOGS[table][1]
     prefix = (*table, "args") if has_args(table) else table
     owners: list[tuple[OptionField, list[str]]] = []

@@ -187,8 +187,8 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
-    """Return a digest that changes when a file is added, removed, resized or modified, without reading
-    contents."""
+    """Return a digest that changes when a file is added, removed, resized or modified; the contents are not
+    read."""
     digest = hashlib.blake2b(f"{FORMAT_VERSION} {vocabulary}\n".encode(), digest_size=16)
     for file in files:
         try:

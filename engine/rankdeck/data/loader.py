@@ -230,7 +230,7 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
 
 
 def _worker_error(error: Exception) -> TrainingError:
-    """Return the user's error as the rank would report it if it had read the sample itself."""
+    """Return the user's error as the rank would report it if the rank itself had read the sample."""
     problem = describe_exception(error, rank=0).problem
     advice = phrase(
         "Fix the error in the data set, then start again. The full traceback is in the rank's log."

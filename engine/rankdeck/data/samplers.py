@@ -153,7 +153,7 @@ class HeldoutBatchSampler:
     """Batch sampler for evaluation: yields each held-out sample once across all ranks, and the same number of
     batches on every rank.
 
-    `valid_counts()` returns how many of the samples in each batch are counted. A batch whose number is 0
+    `valid_counts()` returns how many of the samples in each batch are counted. A batch with a count of 0
     contains the last sample as padding, for ranks that must take part in a forward pass.
     """
 

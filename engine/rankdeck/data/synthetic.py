@@ -118,8 +118,8 @@ class Synthetic:
 def _numbers(
     rows: int, shape: tuple[int, ...], classes: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs (rows, *shape) and targets (rows,). Patterns repeat after PATTERN_NUMBERS, which bounds
-    their memory."""
+    """Return inputs (rows, *shape) and targets (rows,). A pattern repeats after PATTERN_NUMBERS numbers,
+    which limits the patterns' memory."""
     numbers = math.prod(shape)
     patterns = torch.randn(classes, min(numbers, PATTERN_NUMBERS), generator=rule)
     targets = torch.randint(classes, (rows,), generator=generator)

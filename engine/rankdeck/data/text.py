@@ -85,8 +85,8 @@ class Text:
 
 
 class TokenWindows:
-    """Adjacent windows over the tokens [start, stop) of a file; if there are more than `max_windows`, that
-    many are used, evenly spaced."""
+    """Adjacent windows over the tokens [start, stop) of a file; if there are more than `max_windows` windows,
+    only `max_windows` evenly spaced windows are used."""
 
     is_random = False
 

@@ -1,7 +1,7 @@
 """Find the one cause of a failure or anomaly, and a fix for it. Nothing here imports torch.
 
 exceptions.py     translates an exception in a rank into a problem, by the rules of failure_rules.py
-stacks.py         parses the output of faulthandler and torch's flight recorder: where is each rank
+stacks.py         parses the output of faulthandler and torch's flight recorder, which show where ranks are
 hang.py           finds, from heartbeats, stacks and collectives, the rank that all others wait for
 script_hang.py    the same for a user's own script
 cause.py          finds the one cause from everything known about every rank at the end

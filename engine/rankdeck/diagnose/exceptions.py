@@ -107,7 +107,7 @@ def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...
     """Return the last of `lines` as evidence, with its line number in the log.
 
     `path` is the log's path within the run directory. The result is empty if `lines` is empty, and has no
-    line number if the log is too long for counting its lines.
+    line number if the log is too long to count its lines.
     """
     if not lines:
         return ()

@@ -36,7 +36,8 @@ STRATEGY_KEY = "strategy.use"
 """Changes with this key replace the whole strategy, because a strategy's options mean nothing to another one.
 """
 EVEN_STRATEGY = {"dp": "ddp"}
-"""Strategies that fill one device more than the others, mapped to those that do the same work evenly."""
+"""Strategies that fill one device more than the others, mapped to strategies that distribute the same work
+evenly."""
 MAX_PLANNED_FIXES = 3
 
 

@@ -384,8 +384,8 @@ def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
     """Return the heartbeats of the ranks that the others wait for.
 
     These are the ranks in the earliest step that are still in the step itself, because evaluation and saves
-    come after it. In the check before the first step, they are the ranks in the check's own step. Nothing is
-    known about a script's phases, so all of its ranks are returned.
+    come after it. In the check before the first step, they are the ranks that run a step of the check.
+    Nothing is known about a script's phases, so all of its ranks are returned.
     """
     if any(beat.is_step_complete for beat in beats.values()):
         return beats

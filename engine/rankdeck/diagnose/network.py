@@ -47,9 +47,9 @@ class LossyNetwork:
 def find_lossy_network(
     calls: Mapping[int, Sequence[CollectiveCall]], hosts: Mapping[int, str]
 ) -> LossyNetwork | None:
-    """Return the network that ranks wait for, given that all of them wait.
+    """Return the lossy network that ranks wait for, given that all of them wait.
 
-    None if no collective indicates such a network, or if all ranks of the collective are on one host.
+    None if no collective indicates a lossy network, or if all ranks of the collective are on one host.
     `hosts`: host name by rank.
     """
     unfinished = find_unfinished(calls)

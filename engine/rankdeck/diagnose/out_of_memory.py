@@ -1,10 +1,10 @@
 """Explain why a run ran out of memory: what was on the device, and which allocation failed.
 
 A rank reports at its end the size of the failed allocation, the module that made it, and what the model's
-modules hold (events.OutOfMemory). Memory by kind is known for that moment if it was counted: always by a
-GPU's allocator, and by the ledger of a rehearsal in steps that it followed. Otherwise the last sampled step
-is shown, with its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes
-come from the planner (fixes.py).
+modules hold (events.OutOfMemory). Memory by kind at that moment is known on a GPU, whose allocator always
+counts it, and in a rehearsal if the ledger followed the step. Otherwise the last sampled step is shown, with
+its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes come from the
+planner (fixes.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _USAGE_TEXTS = (
     ),
     ("others_bytes", tr_noop("other processes held {size}"), tr_noop("Other processes held {size}")),
 )
-"""Attributes of a failed allocation, with their text within a sentence and at its start."""
+"""(attribute of a failed allocation, its text within a sentence, its text at the start of a sentence)."""
 
 
 class MemoryShare(NamedTuple):

@@ -31,7 +31,8 @@ _EXITED_TEXTS = {
 
 
 def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
-    """Return the warning that a script hangs or has lost a rank; the warning's advice names `run`."""
+    """Return the warning that a script hangs or has lost a rank; its advice contains the command that stops
+    `run`."""
     beats = standing.beats
     seconds = now_s - max(beat.at_s for beat in beats.values())
     if standing.exited:

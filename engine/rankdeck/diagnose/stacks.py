@@ -25,7 +25,8 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Functions in which a thread waits -> the folders that define them, also in a torch built from source."""
+"""Function in which a thread waits -> folders of its source file; they also match a torch built from source.
+"""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -197,7 +198,7 @@ def _parse_call(entry: Mapping[str, Any]) -> CollectiveCall:
 
 
 def current_call(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
-    """Return the call that a rank is in."""
+    """Return the last call that the rank has not finished; None if it has finished all calls."""
     return next((call for call in reversed(calls) if not call.is_finished), None)
 
 

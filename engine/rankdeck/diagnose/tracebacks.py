@@ -131,8 +131,8 @@ def _is_about_others(raised: PrintedException) -> bool:
 
 
 def thread_exception_text(log: Path, folder: str) -> str:
-    """Return a summary of the last exception in the log if only a thread raised it; otherwise an empty
-    string."""
+    """Return a summary of the last exception in the log if that exception ended only a thread; otherwise an
+    empty string."""
     raised = find_exception(tail_text(log, TAIL_BYTES), folder)
     return raised.summary() if raised is not None and raised.is_in_thread else ""
 
@@ -185,8 +185,7 @@ def read_failure(
 
 
 def was_exiting(problem: Problem) -> bool:
-    """Check whether this exception had already ended the script when a C++ thread that was still running
-    aborted Python."""
+    """Check whether a C++ thread aborted Python only after this exception had already ended the script."""
     lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2

@@ -1,4 +1,4 @@
-"""Recommend `rankdeck doctor` for problems of a run that the machine may have caused."""
+"""Recommend `rankdeck doctor` for run problems that the machine may have caused."""
 
 from __future__ import annotations
 

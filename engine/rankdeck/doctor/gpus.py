@@ -1,7 +1,7 @@
 """Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-The readings come from telemetry's own sampler, in a process that may crash or hang.
+The readings come from telemetry's own sampler, in a separate process that the driver can crash or block.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def _is_suspended(pid: int) -> bool:
 
 
 def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
-    """Return the row about device order: by default CUDA puts the fastest GPU first, nvidia-smi orders by
-    bus."""
+    """Return the row about device order: by default, CUDA puts the fastest GPU first, whereas nvidia-smi
+    sorts GPUs by PCI bus."""
     # A MIG instance is no further model: its GPU is in the list too.
     models = dict.fromkeys(gpu.name for gpu in gpus if gpu.parent is None)
     device_order = environment.get(_DEVICE_ORDER)

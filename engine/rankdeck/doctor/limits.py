@@ -260,10 +260,10 @@ def _logind_setting(root: Path, name: str) -> str | None:
 
 _CLOCK_CHECK_S = 0.5
 _MAX_JUMP_S = 0.05
-"""Change of the difference between the two clocks, within half a second, above which a clock has jumped."""
+"""Maximum drift between the two clocks within half a second; a larger drift means that a clock has jumped."""
 _STA_UNSYNC = 0x40
 _MIN_YEAR = 2025
-"""No correct clock shows an earlier year, because this version was written later."""
+"""Earliest plausible year: a clock that shows a year before this version was written is wrong."""
 
 
 class _Timex(ctypes.Structure):

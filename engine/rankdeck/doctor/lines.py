@@ -1,7 +1,8 @@
 """The doctor's output: one JSON line per row, as soon as it is known.
 
-The first line names all rows to come, the last one sums them up. Each row between has a verdict, a finding in
-one sentence, the evidence (values and their sources), and a fix, as text and, if one exists, as a command.
+The first line names all rows to come, and the last one sums them up. Each line in between is a row with a
+verdict, a finding in one sentence, the evidence (values and their sources), and a fix, as text and, if one
+exists, as a command.
 
 An example (wrapped here, and without `phrases`, the translatable parts of the texts):
 
@@ -23,7 +24,7 @@ from rankdeck.base.phrases import TranslatableStruct, tr_noop
 
 
 class Verdict(StrEnum):
-    """The verdict of a row, from best to worst. A skipped check is no fault."""
+    """The verdict of a row, from best to worst. A skipped check does not count as a fault."""
 
     # The values and the keys of DoneLine are public JSON since a release: the members' names may change,
     # these may not.
@@ -102,7 +103,7 @@ class ChecksLine(DoctorLine, tag="checks"):
 
 
 class CheckLine(DoctorLine, tag="check"):
-    """One row. `seconds` is the time from the start of its check."""
+    """One row. `seconds` is the time from the start of the row's check to the row."""
 
     name: str
     title: str
@@ -179,7 +180,7 @@ def encode(line: DoctorLine) -> bytes:
 def decode(line: bytes) -> AnyDoctorLine | None:
     """Decode a line; None if it is not one of the doctor's lines or this version does not know its kind.
 
-    A command's problems, for example, are one object on one line.
+    For example, the line with which a command reports its problems is not one of the doctor's lines.
     """
     try:
         return decode_json(_decoder.decode, line)

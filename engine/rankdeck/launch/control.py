@@ -141,7 +141,7 @@ def _check_alive(run: RunDir) -> None:
 def is_over(run: RunDir) -> bool:
     """Check whether the run has ended.
 
-    If the directory is missing, it may have just been moved: wait a moment for the guard to create a link at
+    If the directory is missing, it may just have been moved: wait a moment for the guard to create a link at
     the original path.
     """
     until_s = time.monotonic() + _MOVE_TIMEOUT_S

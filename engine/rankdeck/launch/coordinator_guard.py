@@ -26,7 +26,7 @@ _REMOVED_ADVICE = phrase(
     "To continue without the removed files, resume the run on the hosts that still have its folder."
 )
 _COMPATIBILITY_KEYS = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
-"""Facts that must be the same on all hosts."""
+"""Keys of the host information whose values must be the same on all hosts."""
 
 
 class CoordinatorGuard(HostGuard):
@@ -111,8 +111,8 @@ class CoordinatorGuard(HostGuard):
         return {"name": self.name, "address": self.hosts_spec["address"], **self.hosts_spec["own"]}
 
     def _other_hosts(self) -> list[GuardMessage]:
-        """Return the connected nodes in the configuration's order; those that it does not name follow in
-        order of arrival."""
+        """Return the connected nodes in the configuration's order, followed by nodes that the configuration
+        does not name, in order of arrival."""
         order, there = self.hosts_spec["order"], self._server.connected_names
         hosts = [host for name, host in self._server.hosts.items() if name in there]
         hosts.sort(key=lambda host: order.index(host["name"]) if host["name"] in order else len(order))
@@ -223,8 +223,8 @@ class CoordinatorGuard(HostGuard):
         return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Return the message of the first failed part that is not a victim of another; a part whose directory
-        was removed has priority."""
+        """Return the message of the first failed part that is not a victim of another part; a part whose
+        directory was removed has priority."""
         removed = (message for message in failed if message.get("code"))
         return next(removed, None) or next(
             (message for message in failed if "victim" not in message), failed[0]
@@ -321,8 +321,8 @@ class HostClocks:
         self._written_offsets: dict[str, float] = {}
 
     def start_attempt(self, attempt: int, ranks: Mapping[str, range]) -> None:
-        """Start an attempt with `ranks` by host; offsets that are already known apply from the attempt's
-        start."""
+        """Handle the start of an attempt with `ranks` by host; offsets that are already known apply from the
+        attempt's start."""
         self._attempt, self._ranks = attempt, ranks
         self._written_offsets.clear()
         for name in ranks:

@@ -64,7 +64,7 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """Return those of the configured devices that the run will use, in their current state.
+    """Return the configured devices that the run will use, in their current state.
 
     Raises:
         DeviceError, MachineError: as in `resolve_devices`.

@@ -26,12 +26,12 @@ _UNSAFE_CHARACTERS = re.compile(r"[^\w-]", re.ASCII)
 
 
 def host_slug(host: str) -> str:
-    """Return a host's name in the form in which file names contain it."""
+    """Return a host's name in the form used in file names."""
     return _UNSAFE_CHARACTERS.sub("-", host)
 
 
 class EventSender:
-    """Reader of a node's event files, from attempt `attempt` on, whose new data is sent to the
+    """Reader of a node's event files from attempt `attempt` on; the caller sends the data to the
     coordinator."""
 
     def __init__(self, run: str, attempt: int = 0) -> None:

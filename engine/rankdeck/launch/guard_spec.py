@@ -11,7 +11,7 @@ from typing import NotRequired, TypedDict
 class HostsSpec(TypedDict):
     """Parameters of a multi-host run on one host.
 
-    The coordinator has `listener`, `address` and `others`; each node has `head`.
+    `listener`, `address` and `others` are set only on the coordinator, `head` only on nodes.
     """
 
     name: str

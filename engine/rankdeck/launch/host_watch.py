@@ -150,8 +150,8 @@ class CoordinatorWatch(Watch):
         self._reports[report.rank] = _RankReport(report, Beat(report.step, report.phase, at_s), now_s)
 
     def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
-        """Return the longest limit of all hosts, extended while detailed reports of some ranks are
-        missing."""
+        """Return the longest time without progress that any host allows before a warning, extended while
+        detailed reports of some ranks are missing."""
         others = [report.event for report in self._reports.values()]
         limit_s = max([super().warning_after_s(beats), *(event.until_told_s for event in others)])
         close = sum(event.is_close for event in others)
@@ -192,7 +192,7 @@ class CoordinatorWatch(Watch):
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return the evidence about each rank, including the nodes' ranks that were reported to make no
+        """Return the evidence about each rank, including ranks on other hosts whose nodes reported a lack of
         progress."""
         standing = self._hang_state
         others = [rank for rank in standing.beats if self._is_remote(rank)]

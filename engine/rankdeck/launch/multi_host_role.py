@@ -37,8 +37,8 @@ _JOIN_ADDRESS = re.compile(
 class MultiHostRole:
     """Role of this host in a run on `num_hosts` hosts.
 
-    The coordinator has `listener`, a socket bound to `listen_address`. A node has `coordinator_address`
-    (address, port) to connect to, and the run's name and attempt on the coordinator.
+    On the coordinator, `listener` is a socket bound to `listen_address`. On a node, `coordinator_address` is
+    the (address, port) to connect to; `run` and `attempt` are the run's name and attempt on the coordinator.
     """
 
     num_hosts: int
@@ -126,9 +126,10 @@ class MultiHostRole:
                 self.listener.close()
 
     def folder_name(self, runs: Path) -> str | None:
-        """Return a free folder name for a node's part of a new run, the coordinator's name if possible.
+        """Return a free folder name for a node's part of a new run, the run's name on the coordinator if
+        possible.
 
-        Returns None on the coordinator, or if that name is taken both alone and with the host's name
+        Returns None on the coordinator, or if that run name is taken both alone and with the host's name
         appended.
         """
         for name in (self.run, f"{self.run}-{host_slug(self.name)}") if self.run else ():

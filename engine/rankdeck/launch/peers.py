@@ -1,10 +1,10 @@
 """Connections between the guards of a multi-host run, with heartbeats that detect lost hosts.
 
 The coordinator's guard listens at one address, on a free port, for as long as the run lasts. Each node's
-guard connects, sends the run's secret and its host's facts, and gets the layout once the last node has
-joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
-seconds is considered lost, whatever the state of its connection: an unplugged cable closes no connection, and
-torch's own store would block its clients. Messages are JSON lines, heartbeats empty lines.
+guard connects, sends the run's secret and information about its host, and gets the layout once the last node
+has joined. From then on both sides send at least a heartbeat every half second. A host that is silent for
+five seconds is considered lost, whatever the state of its connection: an unplugged cable closes no
+connection, and torch's own store would block its clients. Messages are JSON lines, heartbeats empty lines.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ from rankdeck.run.run_state import RunState
 from rankdeck.run_dir import FIRST_STEPS_KEY, RaceDir, RunDir
 
 _MAX_SAME_TITLES = 100
-"""Maximum number of earlier races with the same title, newest first, to compare with to make a new title
-unique."""
+"""Maximum number of similarly titled earlier races, newest first, to consider when making a title unique."""
 
 
 @dataclass(frozen=True)

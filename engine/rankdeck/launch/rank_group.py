@@ -134,8 +134,8 @@ class RankGroup(abc.ABC):
         """Wait a moment between two polls of the ranks."""
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether none of the failures in `over`, the ranks that have ended, counts as a failure of the
-        run.
+        """Check whether the failures among `over`, the ranks that have ended, do not count as a failure of
+        the run.
 
         Raises:
             StopSignal: the run was stopped by a forwarded signal.

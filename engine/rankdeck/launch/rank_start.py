@@ -65,7 +65,8 @@ class _LossyLog(io.FileIO):
 
 
 def ignore_full_disk() -> None:
-    """Replace stdout and stderr, so that no print fails when the disk of its log is full."""
+    """Replace stdout and stderr, so that no print fails when the disk that contains the rank's log is
+    full."""
     for name, handle in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_LossyLog(handle, "w", closefd=False))
         text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

@@ -2,7 +2,7 @@
 
 If the directory is moved, its original path becomes a link to the new one, through which the ranks save until
 the run is over. If something else has taken the original path, the run ends, because its ranks would save
-into it. Moving a directory to another disk copies and removes it.
+into it. A move to another disk counts as a removal, because it copies the directory and removes the original.
 """
 
 from __future__ import annotations

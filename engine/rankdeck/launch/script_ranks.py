@@ -1,4 +1,5 @@
-"""Ranks of a user's script: executed as by torchrun, ended by session, signalled as by a terminal.
+"""Ranks of a user's script: executed as by torchrun, ended with their whole sessions, signalled as by a
+terminal.
 
     listen for the store  ->  start the ranks  ->  relay their output, forward signals, watch them
 

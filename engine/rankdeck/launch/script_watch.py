@@ -127,8 +127,8 @@ class ScriptWatch(Watch):
         return cached[1]
 
     def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
-        """Ask these ranks for their stacks. Send each rank the signal that it named, but only if it still
-        handles that signal."""
+        """Ask these ranks for their stacks. Send each rank the signal that its start event specifies, but
+        only if the rank still handles that signal."""
         senders = {}
         for rank in ranks:
             started = self._rank_started(rank)

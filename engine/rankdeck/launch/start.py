@@ -42,8 +42,7 @@ from rankdeck.launch.streams import AttachedStreams
 from rankdeck.run_dir import FIRST_STEPS_KEY, RunDir
 
 _MAX_SAME_TITLES = 1000
-"""Maximum number of earlier runs with the same title, newest first, to compare with to make a new title
-unique."""
+"""Maximum number of similarly titled earlier runs, newest first, to consider when making a title unique."""
 _RECORDED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 

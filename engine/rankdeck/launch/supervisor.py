@@ -118,7 +118,7 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """Raise StopSignal if a stop was requested and an import swallowed the exception at that time."""
+        """Raise StopSignal if a stop was requested: an import can swallow the handler's exception."""
         if self.is_stop_requested:
             raise StopSignal
 
@@ -151,8 +151,7 @@ class Supervisor(SupervisorInterface):
         self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
 
     def _start_sampler(self) -> None:
-        """Start the process that samples the run's devices. If it cannot start, the run continues without
-        it."""
+        """Start the process that samples the run's devices; without it the run continues."""
         options = self._group.sampler_options()
         if options is None:
             return
@@ -208,7 +207,8 @@ class Supervisor(SupervisorInterface):
             time.sleep(_POLL_INTERVAL_S)
 
     def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
-        """Wait until the ranks' output is relayed (`is_patient`: and read), or a stop is requested."""
+        """Wait until the ranks' output has been relayed (with `is_patient`, also until it has been read), or
+        a stop is requested."""
         drain_streams(
             ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
         )
@@ -286,7 +286,7 @@ class Supervisor(SupervisorInterface):
         return exit_code
 
     def _write_end(self, code: int, *, continues: bool) -> None:
-        """Report the end of the attempt, which also ends the run unless `continues` is set."""
+        """Report the end of the attempt; unless `continues` is set, this is also the end of the run."""
         lost, disk = self._watch.lost_events(), files.find_write_error(self._run.path)
         num_lines = sum(entry.lines for entry in lost)
         disk = disk or next((entry.reason for entry in lost), "")

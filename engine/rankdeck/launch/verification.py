@@ -98,8 +98,8 @@ def verify_strategies(
 
 
 def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
-    """Compare two steps under the configuration's strategy with the same steps, on whole batches, on one
-    device.
+    """Compare two steps under the configuration's strategy with the same steps taken on one device with whole
+    batches.
 
     No files are left behind.
 

@@ -40,7 +40,8 @@ class TrackedBatches:
     def __init__(self) -> None:
         self._known: set[Shape] = set()
         self._largest: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        """Largest sizes by kinds of tensors: no entry is at least as large as another in every dimension."""
+        """(dtype, layout, number of dimensions of each tensor) -> sizes of the largest batches. No entry of a
+        list is at least as large as another in every dimension."""
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._known

@@ -235,8 +235,7 @@ def _is_sum_and_count(result: Any) -> bool:
 Count = Tensor | int | float
 _CountRule = Callable[[Any], Count]
 _MAX_GRAPH_CHECKS = 4
-"""Number of batches whose autograd graph is compared with the batch's contents; later batches cost nothing
-extra."""
+"""Number of batches whose autograd graph is compared with the batch's contents."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
@@ -263,8 +262,8 @@ class MeanTerm:
 
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
-    """Return the terms whose sum is a 0-dim loss; empty without an autograd graph to inspect. None stands for
-    a term that is not known to be a mean."""
+    """Return the terms that add up to `loss`, a 0-dim tensor; empty without an autograd graph to inspect.
+    None stands for a term that is not known to be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))
@@ -296,8 +295,9 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Return the total divisor after another division by `other`. A Python number arrives as a tensor that no
-    dispatch mode can handle. It is turned back into a number without a copy, like every 0-dim CPU tensor."""
+    """Return the total divisor after another division by `other`. autograd passes a Python number as a tensor
+    that no dispatch mode can handle. Like every 0-dim CPU tensor, it is turned back into a number without a
+    copy."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor
@@ -383,7 +383,7 @@ def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
 
 
 def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
-    """Count the elements that are not `mask`, without the positions before `first` in each row, which
+    """Count the elements that differ from `mask`, excluding the positions before `first` in each row, which
     decoders skip."""
     tensor = _named_tensors(batch)[name]
     return ((tensor[..., first:] if tensor.ndim > 1 else tensor) != mask).sum()

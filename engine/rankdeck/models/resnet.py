@@ -40,8 +40,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1x1 convolution to reduce, a 3x3, and a 1x1 to expand four times: (B, inputs, H, W) -> (B, 4 width,
-    H/stride, W/stride)."""
+    """A 1x1 convolution that reduces the channels, a 3x3, and a 1x1 that expands the channels fourfold: (B,
+    inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
 
     expansion = 4
 

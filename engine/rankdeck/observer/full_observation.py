@@ -1,13 +1,13 @@
 """`--observe=full`: tracks a few steps operation by operation with rankdeck's memory ledger.
 
 The ledger is a dispatch mode, entered on an empty mode stack between two steps of the leading optimizer. It
-tracks two consecutive steps, and the second is reported. In the first it learns which tensors outlive a step,
-such as DistributedDataParallel's buckets, which become visible when they are sent. Leaving a mode pops
-whichever mode is on top: if the script leaves its own mode on top, the ledger stays below that mode, observes
-nothing more and is abandoned.
+tracks two consecutive steps and reports the second. In the first step, the ledger learns which tensors
+outlive a step, such as DistributedDataParallel's buckets, which become visible when they are sent. Exiting a
+mode pops whichever mode is on top of the stack: if the script does not exit a mode of its own, the ledger
+stays below that mode, observes nothing more and is abandoned.
 
-The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs the allocators
-report memory, so this part is off. Read memory/ledger.py in rankdeck next.
+The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs, this part is
+off, because the allocators report memory. Read memory/ledger.py in rankdeck next.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 PART = "full"
 TRACKED_SOURCE = "measured in full observation"
-"""Same text as in events.py; a test compares them."""
+"""The same text as in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Step counts: once each is reached, two steps are tracked at the next opportunity."""
+"""Numbers of steps; when the process has done this many, tracking of two steps starts as soon as it is
+possible."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
@@ -49,7 +50,7 @@ class MemoryTracker:
         self._num_steps = -1
 
     def on_sampled_step(self, optimizer: Any) -> None:
-        """Handle a sampled step of the leading optimizer: start tracking the next two steps if they are
+        """Handle a sampled step of the leading optimizer: start tracking the next two steps if tracking is
         due."""
         session = self._session
         done = session.step - session.first_step
@@ -87,7 +88,7 @@ class MemoryTracker:
         self._context.__enter__()
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
-        """Handle the end of an optimizer's step, beginning with the step in which tracking started."""
+        """Handle the end of an optimizer's step. The step in which tracking started does not count."""
         if optimizer is not self._leader or threading.get_ident() != self._thread:
             return
         self._num_steps += 1
@@ -104,7 +105,7 @@ class MemoryTracker:
             self.leave()
 
     def leave(self) -> bool:
-        """Leave the ledger's mode; return whether that was possible."""
+        """Exit the ledger's mode; return whether that was possible."""
         if self._context is None:
             return False
         ledger = self.ledger
@@ -173,7 +174,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Label the batches that a loader returns during a tracked step as inputs."""
+    """Label as inputs the batches that a loader returns during a tracked step."""
     if not _trackers:
         return
     full = _trackers[0]

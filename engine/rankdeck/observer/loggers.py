@@ -1,9 +1,10 @@
 """Turns values that a script logs into curves: from `rankdeck.log` (log.py) and from logging libraries.
 
 A table lists the module of each library's logger and the calls to wrap right after the module is imported.
-Each library documents these calls, except Lightning's connector, which every `self.log` of a module calls.
-Values are recorded as the library passes them on, before any backend sees them, under the script's names, and
-only in the process that logs them (rank 0 if the library restricts logging to it). Read metrics.py first.
+All of these calls are documented, except one in Lightning's internal connector, through which every
+`self.log` of a module goes. Values are recorded as the library passes them on, before any backend sees them,
+under the script's names, and only in the process that logs them (rank 0 if the library restricts logging to
+it). Read metrics.py first.
 """
 
 from __future__ import annotations
@@ -180,8 +181,7 @@ def _mlflow_batch(self: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any)
 
 
 def _on_rank_zero(module: ModuleType) -> ValueExtractor:
-    """Return an extractor for calls that a script or a callback makes to a Lightning logger, on rank 0
-    only."""
+    """Return an extractor for direct calls to a Lightning logger; it returns values on rank 0 only."""
 
     def pick(self: Any, metrics: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
         elsewhere = getattr(getattr(module, "rank_zero_only", None), "rank", 0)
@@ -215,7 +215,7 @@ _NON_SCALAR_CALLS = {
     ],
     "mlflow": ["log_image", "log_figure", "log_text", "log_table"],
 }
-"""Calls that log anything but numbers, by logger."""
+"""Calls that log something other than numbers, by logger."""
 _LIGHTNING_LOGGERS = {
     "fabric.loggers.csv_logs": "CSVLogger",
     "fabric.loggers.tensorboard": "TensorBoardLogger",

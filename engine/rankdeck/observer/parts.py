@@ -31,7 +31,7 @@ _STANDALONE_PACKAGES = {"pytorch": "pytorch_lightning", "fabric": "lightning_fab
 
 
 def module_names(name: str) -> "tuple[str, str]":
-    """Return the possible names of a Lightning module."""
+    """Return the two names under which a Python module of Lightning may be imported."""
     room, _, rest = name.partition(".")
     return "lightning." + name, _STANDALONE_PACKAGES[room] + "." + rest
 

@@ -41,8 +41,8 @@ _MAX_EARLY_EVENTS = 1000
 # Neither a fork nor the exit may wait long for a thread that hangs on a slow disk.
 _JOIN_TIMEOUT_S = 0.5
 _COUNTER_FACTS = {"skipped", "other_optimizers", "same_epochs"}
-"""Facts that change all the time: if only these have changed, they are reported every few seconds and at the
-end."""
+"""Fields of events.Observed that change all the time; if no other field has changed, the event is reported
+only every few seconds and at the end."""
 _COUNTER_INTERVAL_S = 5.0
 
 
@@ -81,7 +81,7 @@ class RankSession:
         self.num_outermost_steps = 0
         """Number of outermost steps of all optimizers."""
         self.first_step = 0
-        """The last step of an earlier process of this rank."""
+        """Number of the last step that an earlier process of this rank recorded; 0 if there was none."""
         self.active_since: float | None = None
         """Time of the first batch request or the first backward (time.perf_counter)."""
         self.is_ending = False

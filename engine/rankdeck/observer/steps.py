@@ -1,11 +1,10 @@
 """Defines a step of the run: an outermost step of the leading optimizer.
 
 torch calls hooks around the step of every optimizer. A step inside another optimizer's step (a wrapper's) is
-part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads,
-which is known once an optimizer steps for the second time. Until then, and whenever an optimizer other than
-the leading one steps, the steps are set aside. If the leading optimizer is gone or no longer steps, they
-become steps of the run; if it steps again, they are counted as another optimizer's steps. A step is a tuple
-in a list; step_rows.py writes it.
+part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads. It
+is chosen when an optimizer steps for the second time. Earlier steps, and all steps of other optimizers, are
+set aside: they become steps of the run if the leading optimizer is gone or no longer steps, and count as
+other optimizers' steps if it steps again. A step is a tuple in a list; step_rows.py writes it.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ class StepObserver:
                 function(optimizer)
 
     def _count_others(self) -> None:
-        """Count the steps that were set aside as those of other optimizers."""
+        """Count the uncounted steps of all optimizers as other optimizers' steps."""
         self._max_other_steps, self._num_other_steps = max(self._max_other_steps, self._num_other_steps), 0
         for key, track in list(self._tracks.items()):
             self._count_other(track)

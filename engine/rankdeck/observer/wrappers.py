@@ -56,8 +56,8 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 def _enable_parameter_names() -> Callable[[], None]:
     """Make DDP name unused parameters in its errors, and return a function that undoes this.
 
-    A wrapper built before the undo behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that the
-    script sets is kept.
+    Until then, wrappers are built as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that the script sets is
+    kept.
     """
     import torch
 

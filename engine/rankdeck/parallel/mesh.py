@@ -115,7 +115,8 @@ class Backend:
     def wrap_ddp(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
         """Wrap a module in DistributedDataParallel, which broadcasts rank 0's weights.
 
-        The debug level INFO makes DistributedDataParallel name the parameters in its errors.
+        The module is wrapped at debug level INFO, so that DistributedDataParallel names parameters in its
+        errors.
         """
         distributed: Any = dist  # its debug levels have no type stubs
         level = distributed.get_debug_level()

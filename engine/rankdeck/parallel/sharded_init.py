@@ -2,7 +2,7 @@
 
 No device ever holds more than one full block in addition to its slices.
 
-    fill      the values of the block, equal on all ranks   (fsdp/meta_init.py; a stage's are on the host)
+    fill      the values of the block, equal on all ranks (fsdp/meta_init.py; pipeline stages: from the host)
     split     this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
     shard     this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
 

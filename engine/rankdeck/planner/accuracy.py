@@ -63,7 +63,7 @@ def predict_run(run: RunDir) -> PlanLine | None:
 
 
 def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
-    """Return the target for planning a past run: its own devices, not used by anything else."""
+    """Return the target for planning a past run: its own devices, as if nothing else had used them."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
         TargetDevice.of_gpu(info) if like_cuda else TargetDevice(info.name, info.total_bytes)

@@ -49,7 +49,8 @@ _SAVING_TEXTS = {
     DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough on its own."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
-"""Keys that are changed last, because a new value rounds differently; other changes compute the same."""
+"""Keys that are changed last, because changing them affects rounding; all other changes keep results the
+same."""
 _MAX_TENSOR_PARALLEL = 8
 """Maximum number of slices of a layer: the number of GPUs in one machine."""
 _MAX_ACCUMULATE = 4

@@ -71,10 +71,9 @@ class PlanBackend(Backend):
         self._on_model_built = built
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model, and keep Hugging Face's code from taking fake tensors as a sign that it is being
-        traced.
+        """Build the model so that Hugging Face's code does not mistake fake tensors for a sign of tracing.
 
-        While it is being traced, that code never skips attention masks.
+        During tracing, that code never skips attention masks.
         """
         model = name_modules(changes.replace_real_tensors(model_fn()))
         self._on_model_built()
@@ -276,14 +275,16 @@ class ShapeDataset:
 
 
 class LargestBatchDataset:
-    """A user's data set in which every batch is the largest batch with that number of samples."""
+    """A user's data set in which every batch is the run's batch with the most elements for its number of
+    samples, enlarged where another batch is longer in a dim."""
 
     is_random = False
 
     def __init__(self, train: SampleSet, samples: Samples, config: RunConfig) -> None:
         self._train, self._samples, self._config = train, samples, config
         self._largest: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
-        """Largest batch and the sizes of its leaves, by number of samples."""
+        """Batch with the most elements, and the sizes to which its leaves are resized, by number of samples.
+        """
 
     def __len__(self) -> int:
         return len(self._train)
@@ -292,7 +293,8 @@ class LargestBatchDataset:
         return self.read_batch([index])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """Return the largest batch of `len(indices)` samples, whatever the indices."""
+        """Return the enlarged batch with the most elements for `len(indices)` samples, whatever the
+        indices."""
         num = len(indices)
         if num not in self._largest:
             # User code reads real data: inside fake mode it would get fake tensors.

@@ -117,7 +117,8 @@ def plan_candidates(
 
 
 def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
-    """Return the facts about a data set that the planner needs to plan its largest batch.
+    """Return the sizes of a data set's samples and batches, which the planner needs to plan the largest
+    batch.
 
     A data set that cannot be read is treated as uniform: every candidate then also fails to read it, and
     explains why.

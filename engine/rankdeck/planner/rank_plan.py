@@ -152,7 +152,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """Return a bound for a model that reads values; None if the pass fails with every kind of answer."""
+    """Return a bound for a model that reads tensor values; None if every kind of answer fails."""
     result = _try_plan(request, target, largest_result)
     if result is not None:
         return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])
@@ -279,7 +279,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the problem that a run would have too; None if code failed only on fake tensors."""
+    """Return the problem that would stop a run too; None if only fake tensors are the cause."""
     # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 

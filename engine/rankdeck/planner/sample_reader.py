@@ -78,7 +78,8 @@ def _has_padding(train: SampleSet, budget_s: float) -> bool:
 
 
 def mask_of(batch: Any) -> Tensor | None:
-    """Return a batch's padding mask, by its name in Hugging Face's models; None without a mask."""
+    """Return a batch's padding mask, found by the name that Hugging Face's models use; None if there is no
+    mask."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     return mask if isinstance(mask, Tensor) else None
@@ -186,8 +187,8 @@ class _SampleReader:
             yield [read_indices[ranked[0]], *(read_indices[position] for position in ranked[-2:])]
 
     def _run_batch_sizes(self, how_many: int) -> Iterator[tuple[int, int]]:
-        """Yield (batch size, `how_many`), halving the run's batch size, for each size that the remaining time
-        allows."""
+        """Halve the run's batch size repeatedly, and yield (batch size, `how_many`) for each size that the
+        remaining time allows."""
         num = self._config.train.global_batch // self._config.train.accumulate
         while num > 1:
             if self._estimated_s(num) <= self._remaining_s():

@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""One size of each sample of a batch when read alone, and the same size of the batch."""
+"""Values of one size: for each sample of a batch, read alone, and for the batch as a whole."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -291,7 +291,8 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def find_growth(probes: Sequence[Probe]) -> Growth:
-    """Return the rule of these batches; "unknown" if there is none or no batch has several samples."""
+    """Return the rule that these batches follow; "unknown" if there is none or no batch has several
+    samples."""
     if any(len(alone) > 1 for alone, _ in probes) and all(size == max(alone) for alone, size in probes):
         return Growth(LONGEST)
     shared = {divmod(sum(alone) - size, len(alone) - 1) for alone, size in probes if len(alone) > 1}

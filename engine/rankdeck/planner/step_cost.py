@@ -47,7 +47,7 @@ class Work:
 
 
 class WorkCounter:
-    """Counter of each device's work; an operation counts for the device of its first tensor."""
+    """Counter of each device's work; an operation is attributed to the device of its first tensor."""
 
     def __init__(self, ledger: PlanLedger, rates: Rates | None) -> None:
         self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(ledger.num_devices)]
@@ -138,8 +138,8 @@ def estimate_step_time(
 ) -> StepTime | None:
     """Return the range of the step time; None if the device's rates are unknown.
 
-    `work` has one entry per device, `sent_bytes` is what the busiest rank sends, and `scale` is the ratio of
-    measured to predicted time.
+    `work` has one entry per device, `sent_bytes` is the number of bytes that the busiest rank sends, and
+    `scale` is the ratio of measured to predicted time.
     """
     rooflines = [device_work.roofline_s for device_work in work]
     known_rooflines = [roofline for roofline in rooflines if roofline is not None]

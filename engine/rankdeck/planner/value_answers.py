@@ -1,10 +1,10 @@
-"""Answer a model's reads of tensor values, which a plan does not have: which branch to take, how many rows an
-expert gets.
+"""Answer a model's reads of tensor values (which branch to take, how many rows an expert gets), because fake
+tensors have no values.
 
     at most      tensors whose shape depends on values are as large as possible: every token to every expert
     at least     reads are answered from the run's first samples and weights: if the model is small enough,
                  its forward is computed once, and its reads are recorded
-    either way   otherwise every read is answered with yes, and then with no
+    either way   otherwise the rank is planned twice: every read is answered with yes, then every read with no
 
 Recorded answers are replayed in order to the module that reads them, however layers and batches are split.
 Read fake_values.py first; rank_plan.py uses the answers.
@@ -36,7 +36,8 @@ from rankdeck.torch_compat.modules import apply_to_tensors
 from rankdeck.training import workload as workloads
 
 MAX_WORK = 10**11
-"""Maximum of the number of weights times the number of input elements; such a forward takes a few seconds."""
+"""Maximum product of the number of weights and the number of input elements; a forward of that size takes a
+few seconds."""
 _NAME_ATTRIBUTE = "_rankdeck_name"
 _MAX_QUESTIONS = 1_000
 _aten = torch.ops.aten
@@ -188,7 +189,8 @@ class RecordedAnswers:
 
 
 def _dtype_kind(tensor: Tensor) -> str:
-    """Return "real", "truth" or "whole", but no width: autocast may change the width after the recording."""
+    """Return the kind of the tensor's dtype ("real", "truth" or "whole") without its width, which autocast
+    may change after the recording."""
     return "real" if tensor.is_floating_point() else "truth" if tensor.dtype == torch.bool else "whole"
 
 

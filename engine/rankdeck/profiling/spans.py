@@ -140,7 +140,8 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """Return a context for a phase of all the rank's devices, which this thread enters and leaves."""
+        """Start a phase on all the rank's devices; return the context whose exit, on the same thread, ends
+        it."""
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))
@@ -199,8 +200,8 @@ class SpanRecorder:
             self._waiting.append(sample)
 
     def pop_spans(self) -> list[PhaseSpan]:
-        """Remove and return the last step's phases, in order of their ends, so that `take_samples` does not
-        return them."""
+        """Remove the last step's phases, so that `take_samples` does not return them, and return them in
+        order of end time."""
         self._num_ready = 0
         return self._waiting.pop().marks
 

@@ -153,10 +153,9 @@ def _launch_error(ran: RemoteCommand, result: CommandResult, run_location: str) 
 
 
 def _copy_advice(host: RemoteHost, run_location: str) -> str:
-    """Return the advice to copy the coordinator's part of a run, whose checkpoints are the same, to a host
-    without one.
+    """Return the advice to copy the coordinator's part of a run to a host whose own part is missing.
 
-    The folder of runs is assumed to have the same path on both hosts.
+    All parts have the same checkpoints. The folder of runs is assumed to have the same path on both hosts.
     """
     coordinator, _, path = run_location.partition(":")
     source, folder = (

@@ -35,7 +35,7 @@ SILENCE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 """Interval between scans of a followed run's files."""
 _MAX_PENDING_BYTES = 1 << 20
-"""Number of unsent bytes from which on no more output or files are read."""
+"""Number of unsent bytes at which the server stops reading output and files until some bytes are sent."""
 _MAX_CONCURRENT = 64
 """Maximum number of running commands, and of followed runs."""
 _GRACE_S = 2.0

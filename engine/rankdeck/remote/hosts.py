@@ -154,8 +154,8 @@ class RemoteHost:
 
 
 class RemoteHosts:
-    """Context manager for several remote hosts, in order. `report(host, text)` is called with the commands'
-    stderr.
+    """Context manager for several remote hosts; `all` lists them in the order of `names`. `report(host,
+    text)` is called with the commands' stderr.
 
     Raises:
         ConfigError: a host's name is invalid.

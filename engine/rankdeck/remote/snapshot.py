@@ -44,7 +44,7 @@ _KEEP_UNUSED_S = 30 * 86_400.0
 _CLEANUP_TIMEOUT_S = 2.0
 """Time limit of a cleanup, so short that the client gets its answer before it considers the host silent."""
 _UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
-"""Names of unpacked folders, and of temporary folders that are being unpacked or removed."""
+"""Pattern of the names of unpacked folders, and of temporary folders that are being unpacked or removed."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 

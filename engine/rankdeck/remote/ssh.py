@@ -92,7 +92,7 @@ def ssh_program() -> list[str]:
 
 
 def close_shared_connection(host: str) -> None:
-    """Close the shared connection, which does not respond, so that the next command does not wait for it."""
+    """Close a shared connection that does not respond, so that the next command does not wait for it."""
     control = _control_path()
     if control is None:
         return

@@ -67,7 +67,7 @@ def _sort_key(name: str) -> tuple[bool, bool]:
 
 
 def replaced_files(run: Path) -> list[str]:
-    """Return the existing replaced files, without end.json."""
+    """Return the names of the existing files that are replaced as a whole, except end.json."""
     names = sorted(path.name for path in files.entries(run))
     return [name for name in names if name != END_FILE and is_replaced_file(name)][:MAX_FILES]
 

@@ -158,7 +158,7 @@ def is_valid_share(share: Spans) -> bool:
 
 
 def merge_shares(shares: Iterable[Spans]) -> StepAnatomy:
-    """Merge the valid spans of all ranks for one step; the anatomy starts with the earliest rank."""
+    """Merge the valid spans of all ranks for one step; time 0 is when the earliest rank started the step."""
     ranks = sorted(shares, key=lambda share: share.rank)
     start_time = min(share.began for share in ranks)
     rows = [row for share in ranks for row in _device_rows(share, share.began - start_time)]

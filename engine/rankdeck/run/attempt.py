@@ -226,7 +226,7 @@ class Attempt:
     def _redraw_curves(self, loss_before: float | None) -> None:
         """Rebuild the curves from all rows, unless the oldest rows have been dropped.
 
-        After so many rows, `loss_before` no longer influences the average.
+        Rows are dropped only when there are so many that `loss_before` no longer influences the average.
         """
         if self.curves is None or not self.table.num_dropped:
             num_steps = self.started.steps if self.started else None

@@ -80,7 +80,7 @@ class AttemptRows:
     def newest_value(self, name: str) -> tuple[int, float] | None:
         """Return (step, value) of the newest row in memory with a value in column `name`.
 
-        A script's steps are sampled, so the newest row may have none.
+        A script's steps are sampled, so the newest row of all may lack a value.
         """
         for attempt in reversed(self.attempts.values()):
             indices = np.flatnonzero(np.isfinite(attempt.table.column(name)))

@@ -167,7 +167,8 @@ def decode(line: bytes) -> PlanLine:
 
 
 def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
-    """Return a group for each device or, if there are too many to list, for all devices with equal needs."""
+    """Return a group for each device; if there are too many devices to list, return one group for each set of
+    devices with equal needs."""
     if len(devices) <= MAX_LISTED_DEVICES:
         return [[device] for device in devices]
     groups: dict[bytes, list[PlannedDevice]] = {}
@@ -254,7 +255,7 @@ def _free_bytes(device: PlannedDevice) -> int:
 
 
 _ABOUT_RATIO = 1.5
-"""Ratio between the ends of a range below which only the middle is shown."""
+"""Ratio of a range's upper end to its lower end; below this ratio, only the middle is shown."""
 
 
 def is_no_fit_advice(line: PlanLine) -> bool:

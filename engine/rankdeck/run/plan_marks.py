@@ -82,8 +82,9 @@ def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
     Of the lines that fit with memory to spare, the one with the shortest predicted step is recommended, and
     of equally fast lines the simplest. Without step times, the simplest line in which all devices work at
     once is recommended. If memory is tight in all lines that fit, the line that needs the least is
-    recommended. A line that only might fit (a bound) is chosen if none is sure to fit, and a strategy with
-    stale weights if nothing else was requested. The reason refers to the rows as shown.
+    recommended. A line that only might fit (a bound) is chosen only if no line is sure to fit, and a strategy
+    with stale weights only if no other strategy was requested. If a predicted line is excluded for its stale
+    weights, the reason says so.
     """
     candidates = [(index, line) for index, line in enumerate(lines) if not line.changes]
     planned = [(index, line) for index, line in candidates if line.devices and line.strategy in STRATEGIES]

@@ -171,7 +171,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def unique_entries(self) -> list[RaceEntry]:
-        """The entries without the one that repeats the first."""
+        """All entries except the one that repeats the first."""
         return [entry for entry in self.entries if entry.repeats is None]
 
     @property

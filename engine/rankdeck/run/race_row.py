@@ -25,7 +25,7 @@ _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
 
 
 def race_info(folder: RaceDir) -> RunInfo:
-    """Return the row of one race; facts that are missing from its file remain unknown."""
+    """Return the row of one race; values that are missing from its file remain unknown."""
     stamp, labels = labels_stamp(folder.path), read_labels(folder.path)
     race = read_race(folder)
     if race is None:

@@ -1,16 +1,16 @@
 """Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
 
-Losses. From the same seed, every strategy computes the same losses, so each loss is compared with the
-reference's: the entry of `single`, or the first that completed. Sums in another order round differently, and
-an optimizer that divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of
-AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the first steps, and fifty
-times that tolerance to later steps. If gradients are not synchronized, the difference after two steps is a
-thousand times either tolerance. A strategy that is known to compute something else is listed with the reason
-and does not fail the comparison.
+Losses. From the same seed, every strategy computes the same losses, so each loss is compared with that of a
+reference: the entry of `single`, or else the first entry that completed. Sums in another order round
+differently, and an optimizer that divides by the size of gradients amplifies that with every step (2e-6 after
+24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the first steps,
+and fifty times that tolerance to later steps. If gradients are not synchronized, the difference after two
+steps is a thousand times either tolerance. A strategy that is known to compute something else is listed with
+the reason and does not fail the comparison.
 
 Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
 medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
-first entry at the end. If only that drift keeps the first entries from being distinguished, the race is
+first entry at the end. If only that drift keeps the leading entries from being distinguished, the race is
 inconclusive. Read race.py first.
 """
 
@@ -155,7 +155,7 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
 def _differences(
     losses: Sequence[float | None], reference: Sequence[float | None]
 ) -> list[tuple[int, float]]:
-    """Return (step, relative difference) of the steps whose losses are both known."""
+    """Return (step, relative difference) for each step whose loss is known in both lists."""
     pairs = enumerate(zip(losses, reference, strict=False), start=1)
     return [
         (step, abs(loss - other) / max(abs(other), 1e-12))
@@ -165,8 +165,8 @@ def _differences(
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Return why the entry's losses are expected to differ, and whether the training is as good; None if they
-    are not."""
+    """Return why the entry's losses are expected to differ, and whether the training is as good; None if no
+    difference is expected."""
     for candidate in (entry, reference):
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:

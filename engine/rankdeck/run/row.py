@@ -130,7 +130,7 @@ class RaceFacts:
 
 
 def read_info(run: RunDir) -> RunInfo:
-    """Read the row of one run from its directory; missing or damaged facts stay unknown."""
+    """Read the row of one run from its directory; missing or damaged values remain unknown."""
     end = run.exit_record()
     started = list(_read_starts(run))
     first, newest_start = (started[-1], started[0]) if started else (None, None)
@@ -210,7 +210,8 @@ def _read_wrapper(run: RunDir, attempt: int) -> str | None:
 
 
 def row_json(info: RunInfo) -> dict[str, object]:
-    """Return the row of `rankdeck runs --json`. Scripts have two more keys, races four."""
+    """Return the row of `rankdeck runs --json`. The row of a script has two more keys, that of a race
+    four."""
     race = info.race
     row = {
         "run": info.name,

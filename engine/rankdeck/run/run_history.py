@@ -2,12 +2,11 @@
 
     event files -> EventReader -> events up to the time -> RunState
 
-The state includes all events written by then and all steps that had ended by then: a rank writes its steps
-shortly after they end. Steps that a later attempt trained again are still included at times before that
-attempt.
+The state includes all events written by then and all steps that had ended by then, even if a rank wrote them
+shortly afterwards. Steps that a later attempt trained again are still included at times before that attempt.
 
 Moving forward in time continues reading; moving back starts from the nearest of a few snapshots, or from the
-beginning. No snapshots are taken for a run that is not viewed in the past. Read run_state.py first.
+beginning. Snapshots are taken only once an earlier state of the run is requested. Read run_state.py first.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ def _display_time(ended: Floats, index: int) -> float:
 
 
 def step_at(state: RunState, time_s: float) -> int | None:
-    """Return the last known step that had ended by a time; None before the first."""
+    """Return the last known step that had ended by a time; None if no step had ended by then."""
     step = None
     for attempt in state.attempts.values():
         window = attempt.trained_steps.window(time_s, time_s, 64)

@@ -324,7 +324,8 @@ class RunState(AttemptRows):
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:
-        """Return the value from the newest attempt that has one, among those measured together."""
+        """Return the value from the newest attempt that has one; only attempts measured together are
+        considered."""
         return next((value for attempt in reversed(self._measured_attempts) if (value := get(attempt))), None)
 
     @property

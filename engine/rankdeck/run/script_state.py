@@ -52,7 +52,8 @@ class ScriptState:
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        """Share of each step spent in the loader. Like the two rates, this curve is by step."""
+        """Share of each step spent in the loader. Like `step_rates` and `step_rate_ema`, this curve is by
+        step."""
 
     def _curve(self, name: str) -> Curve:
         return step_curve(self._get_attempts, name)
@@ -118,7 +119,7 @@ class ScriptState:
 
     @property
     def collectives(self) -> dict[int, CollectiveTotals]:
-        """Collectives that the script called itself, by rank."""
+        """Collectives that the script itself called, by rank."""
         return (
             dict(sorted(self._latest_attempt.script.collectives.items()))
             if self._latest_attempt is not None

@@ -40,8 +40,8 @@ class Window(NamedTuple):
 
 
 class ColumnBuffer:
-    """Arrays of shape (rows, columns), to all of which columns are appended together. With a `capacity`, only
-    the newest columns are held; `first` is the absolute index of the oldest column held."""
+    """Arrays of shape (rows, columns); each append adds the same number of columns to all of them. With a
+    `capacity`, only the newest columns are held; `first` is the absolute index of the oldest column held."""
 
     def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
         self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
@@ -217,8 +217,8 @@ class Series:
 
     def cut(self, last: float) -> None:
         """Discard the points whose x (or key) is greater than `last`. Points held individually are cut
-        exactly. Further back, whole bins are discarded, including the bin that contains `last`; in a keyed
-        series, all points are."""
+        exactly. Further back, whole bins are discarded, including the bin that contains `last`; a keyed
+        series discards all its points instead."""
         keys = self._raw[2 if self._is_keyed else 0][0]
         count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
         if count == self._raw.first and count > 0:

@@ -1,4 +1,5 @@
-"""Convert the steps that one rank wrote (events.Steps) into columns: a million lines must not take a second.
+"""Convert the steps that one rank wrote (events.Steps) into columns, in less than a second for a million
+lines.
 
 A block holds consecutive steps from one rank's file. Columns are doubles, NaN where the rank reported
 nothing. A step number is never used as the size of an allocation. `StepJoiner` joins the blocks of several
@@ -27,7 +28,7 @@ _GET_FIRST = attrgetter("first")
 
 
 class StepBlock(NamedTuple):
-    """Consecutive steps of one rank; `values` is (shares, steps)."""
+    """Consecutive steps of one rank; `values` has one row per name in SHARES and one column per step."""
 
     rank: int
     first: int
@@ -50,7 +51,7 @@ def to_blocks(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
 def _are_consecutive(steps: Sequence[Steps]) -> bool:
     """Check for the usual case: consecutive lines of one rank, either all with a loss or all without.
 
-    This uses no Python loop, since a million lines must not take a second.
+    This uses no Python loop, so that checking a million lines takes less than a second.
     """
     lengths = list(map(len, map(_SHARE_GETTERS[ENDED], steps)))
     firsts = list(map(_GET_FIRST, steps))

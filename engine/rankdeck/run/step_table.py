@@ -73,7 +73,7 @@ class StepTable:
         self.num_dropped = 0
         self.dropped_samples = 0.0
         self.last_dropped_end = np.nan
-        """Unix time at which the row before the first row held ended; NaN if there is no such row."""
+        """Unix time at which the newest dropped row ended; NaN if no row was dropped."""
         self.marks: list[Mark] = []
         self.dropped_times = np.zeros(0, dtype=np.int64)
         self.first: Row | None = None
@@ -89,7 +89,7 @@ class StepTable:
         return self._buffer[0]
 
     def column(self, name: str) -> Floats:
-        """Return one column of the rows held; only NaN if this table has no column of that name."""
+        """Return one column of the rows held; all values are NaN if this table has no column of that name."""
         if name not in self.columns:
             return np.full(len(self._buffer), np.nan)
         column: Floats = self.rows[self.columns.index(name)]

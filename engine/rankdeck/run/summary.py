@@ -204,7 +204,7 @@ class MetricSummary(msgspec.Struct, frozen=True):
 
 
 class CollectiveSummary(msgspec.Struct, frozen=True):
-    """Collectives that a script called itself on one rank, by name of the collective."""
+    """Collectives that a script itself called on one rank, by name of the collective."""
 
     rank: int
     calls: dict[str, int]

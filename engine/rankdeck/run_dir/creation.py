@@ -61,7 +61,8 @@ def add_attempt(
 def create_run_dir(
     runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
 ) -> RunDir:
-    """Create a new run's directory under a hidden name; the guard renames it once it holds the lock.
+    """Create a new run's directory under a hidden name; once the guard holds the lock, it renames the
+    directory.
 
     Without `name`, the directory is named after the time and the environment's "title".
 

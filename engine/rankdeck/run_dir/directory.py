@@ -242,8 +242,8 @@ class RunDir:
     def attempt_file(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
         """Return the path of a file written at an attempt's start, by default the latest attempt's.
 
-        An attempt without a file of its own uses the file of the nearest attempt before it, as far back as
-        the run's first.
+        If the attempt has no such file, return the path of the nearest earlier attempt's file, at the
+        earliest that of attempt 0.
         """
         resumed = [path for path in self.path.glob(f"{stem}.*.{suffix}") if parse_attempt(path.name)]
         by_then = [path for path in resumed if attempt is None or parse_attempt(path.name) <= attempt]
@@ -313,8 +313,8 @@ class RunDir:
 
 
 def _private_file(file: Path) -> Path:
-    """Return the configuration file with secrets that belongs to a public one, or `file` itself if there is
-    none."""
+    """Return the private configuration file (with secrets) next to the public `file`, or `file` itself if
+    there is no private file."""
     private = file.with_name(PRIVATE_PREFIX + file.name)
     return private if files.is_regular(private) else file
 

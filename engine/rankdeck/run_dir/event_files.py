@@ -16,7 +16,8 @@ from rankdeck.base import files
 
 # Decoding a line of 64 MiB took 16 s and 3 GB.
 MAX_LINE_BYTES = 8 << 20
-"""Maximum length of a line in an event file; from a longer line on, the file counts as damaged."""
+"""Maximum length of a line in an event file; reading stops at a longer line, and the file counts as damaged.
+"""
 _MAX_TAIL_BYTES = 4 << 20
 
 

@@ -186,8 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock is ahead of the first host's, valid from the time `since` on that
-    host's own clock."""
+    """Seconds by which a host's clock is ahead of the first host's; valid once that host's own clock shows
+    `since`."""
 
     attempt: int
     host: str

@@ -24,7 +24,7 @@ MAX_INDEXED = 50_000
 
 
 def default_runs_folder() -> Path:
-    """Return the folder in RANKDECK_RUNS, or `runs` in the current folder. Nothing is created."""
+    """Return the folder that RANKDECK_RUNS names, or `runs` in the current folder. Nothing is created."""
     named = os.environ.get("RANKDECK_RUNS")
     return expand_home(named).absolute() if named else Path.cwd() / "runs"
 

@@ -1,6 +1,6 @@
 """Run directories that no guard holds yet: each keeps a hidden name until a guard renames it.
 
-A command that is interrupted before the renaming removes its directory. If a command is killed, the next
+A command that is interrupted before the rename removes its directory. If a command is killed, the next
 command that creates a run in the same folder removes the directory.
 """
 
@@ -19,7 +19,7 @@ from rankdeck.base import files
 
 HIDDEN_PREFIX = ".new-"
 _START_TIMEOUT_S = 120.0
-"""Age at which a hidden directory counts as abandoned; a guard answers within half a minute."""
+"""Age at which a hidden directory counts as abandoned; a guard renames its run within half a minute."""
 
 
 @contextlib.contextmanager

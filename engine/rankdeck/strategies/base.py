@@ -63,8 +63,7 @@ class LossSum:
 
 @dataclass(frozen=True)
 class HeldoutSums:
-    """Sums over one rank's share of the held-out samples; `correct` is None if the targets are not
-    classes."""
+    """Sums over one rank's share of the held-out samples; `correct` is None without classes."""
 
     total: float
     count: float
@@ -156,7 +155,7 @@ class Strategy(ABC):
 
     @property
     def supports_sparse_gradients(self) -> bool:
-        """Whether the strategy supports sparse gradients of embeddings, which it cannot shard."""
+        """Whether the strategy supports sparse gradients of embeddings; such gradients cannot be sharded."""
         return not self.is_sharded
 
     @property
@@ -165,15 +164,15 @@ class Strategy(ABC):
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the batch size of the smallest forward pass, if this rank reads `num_samples` samples."""
+        """Return the batch size of this rank's smallest forward over a share of `num_samples` samples."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
-        """Check that sample sizes may vary. Raises: ModelError if all samples must match the first batch."""
+        """Check that the strategy supports samples of different sizes. Raises: ModelError."""
 
     def data_shard(self) -> tuple[int, int]:
-        """Return (index, count) of the slice that this rank reads of each microstep's batch. Replicas and
-        shards read different slices; the stages and tensor ranks of a replica read the same one."""
+        """Return (index, count) of this rank's slice of each microstep's batch. Replicas and shards read
+        different slices; the stages and tensor ranks of a replica read the same one."""
         mesh = self.mesh()
         index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
         return index, mesh.size("data") * mesh.size("shard")
@@ -192,8 +191,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run forward and backward of one microstep, with the loss multiplied by `scale`; 0 discards the
-        microstep. Only the backward of the step's `last` microstep is allowed to start sending gradients."""
+        """Run forward and backward of one microstep, with the loss multiplied by `scale`; a `scale` of 0
+        discards the microstep. Only the backward of the step's `last` microstep is allowed to start sending
+        gradients."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """Turn each gradient into that of the whole global batch, unless backward has already done so."""
@@ -202,8 +202,8 @@ class Strategy(ABC):
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Return loss sums over the first `num_valid` samples, in eval mode and without gradients.
 
-        All ranks call this equally often; `num_valid` is 0 if a rank's share is all padding. Results count
-        only from ranks whose `reports_loss` returns True.
+        All ranks call this equally often; `num_valid` is 0 if a rank's share is all padding. Only the results
+        of ranks whose `reports_loss` returns True are used.
         """
 
     def clip(self, max_norm: float) -> Tensor:
@@ -221,7 +221,7 @@ class Strategy(ABC):
         )
 
     def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
-        """Return the number of stages that share a weight, for each shared weight of this rank."""
+        """Return, for each weight of this rank that several stages share, the number of these stages."""
         return {}
 
     def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:
@@ -238,7 +238,7 @@ class Strategy(ABC):
         `update_weights(update, count of targets)` takes one optimizer step with the current gradients."""
 
     def finalize(self) -> None:
-        """Make weights and buffers ready for a checkpoint; any rank may be the one that writes a buffer."""
+        """Make weights and buffers ready for a checkpoint, whichever rank writes the buffers."""
         self.broadcast_buffers()
 
     def broadcast_buffers(self) -> None:
@@ -264,7 +264,7 @@ class Strategy(ABC):
         """Release threads and process groups."""
 
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
-        """Move a batch from the CPU to a device, with floating-point inputs in the run's precision."""
+        """Move a batch from the CPU to a device, and convert floating-point inputs to the run's precision."""
         target = device or self.device
         with self.spans.phase(0, "data"):
             moved: Batch = cast_to(batch, self.setup.dtype)

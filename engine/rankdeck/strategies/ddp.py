@@ -7,8 +7,8 @@ per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G with `nativ
 halves G, PowerSGD reduces it to a few per cent. Wins: whenever the model fits on one device. Breaks: a model
 that does not fit; slow links with small batches.
 
-`native` is torch's DistributedDataParallel, which sends buckets while backward still runs. Every other sync
-is parallel/collectives/grad_sync.py after backward: slower for that reason, and readable.
+`native` is torch's DistributedDataParallel, which sends buckets while backward still runs. All other syncs
+run after backward, in parallel/collectives/grad_sync.py: they are slower for that reason, but easier to read.
 
 Uneven inputs: all ranks get the same number of training batches (sizes that do not divide evenly are
 refused), so torch's Join is not needed. Batches may differ in content. Different numbers of targets or, in an

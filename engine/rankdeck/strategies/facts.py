@@ -53,9 +53,9 @@ class PipelineFacts:
     """Stages and schedule of a pipeline on one rank.
 
     `in_flight`: the largest number of microbatches whose activations the rank held at once. `theory_bubble`:
-    the share of a step that ranks wait according to the schedule; None for a pipeline without a flush, which
-    alone has `weight_versions` (the largest number of versions held at once) and `staleness` (the number of
-    updates between the weights that a microbatch used and those that it updated).
+    the share of a step that ranks spend waiting according to the schedule; None for a pipeline without a
+    flush, which alone has `weight_versions` (the largest number of versions held at once) and `staleness`
+    (the number of updates between the weights that a microbatch used and those that it updated).
     """
 
     stages: list[int]
@@ -318,7 +318,7 @@ class LayerSplitFacts(StrategyFacts):
 
 
 class HybridFacts(StrategyFacts):
-    """Facts summed over several axes; `is_measured` is True only if it is for every axis."""
+    """Facts summed over several axes; `is_measured` is True only if the bytes of every axis are measured."""
 
     def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
         self._axes = axes

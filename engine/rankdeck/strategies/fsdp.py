@@ -77,7 +77,8 @@ class Fsdp(Strategy):
                 self._replicated_sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on all ranks together, since they gather weights for each other, then reshard."""
+        """Evaluate on all ranks together, because they gather weights from each other; then reshard the
+        weights."""
         self.broadcast_buffers()
         sums = self.compute_heldout(self.module, batch, num_valid, runs_on_all_ranks=True)
         # Weights that stay gathered after a forward are freed only in backward, and an evaluation has none.

@@ -279,9 +279,9 @@ class AsyncPipeline(PipelineParallel):
     def _finish_sending(self, *, keep_calls: int) -> None:
         """Release sent tensors, except those of the last `keep_calls` calls.
 
-        Some backends mark a send as finished only when it is waited for. Two calls later that wait takes no
-        time: the neighbours must already have received the tensors to send the ones that this call has
-        received.
+        Some backends mark a send as finished only once it is waited for. Two calls later the wait takes no
+        time: this call has received tensors that the neighbours could send only after they had received the
+        earlier ones.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():

@@ -84,5 +84,6 @@ class TensorParallel(Strategy):
             )
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on all ranks together: they hold the same samples."""
+        """Evaluate on all ranks together: all have the same samples, and each computes its slice of every
+        layer."""
         return self.compute_heldout(self.module, batch, num_valid)

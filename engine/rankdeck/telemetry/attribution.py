@@ -1,9 +1,9 @@
 """Identify the processes whose pids the driver reports, or mark them as belonging to another namespace.
 
-A driver may report host pids to a container, in which the same number is another process, or none. A pid
-without a process in this namespace is foreign. Outside the host's own namespace, a pid is also foreign if its
-process can be inspected and holds no GPU. Each pid is inspected once while it stays reported; only its host
-memory is read each time.
+A driver may report host pids to a container, in which the same number belongs to another process or to none.
+A pid without a process in this namespace is foreign. Outside the host's own namespace, a pid is also foreign
+if its process can be inspected and holds no GPU. A pid is inspected once for as long as the driver reports
+it; only the process's host memory is read each time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _holds_gpu(pid: int) -> bool | None:
 
 MAX_COMMAND_LENGTH = 200
 _SHA1 = re.compile(r"\b[0-9a-f]{40}\b")
-"""The format of API keys of some services. In a configuration, such a string would be a commit hash."""
+"""Format of some services' API keys. Only command lines mask it: in a configuration, such a string would be a
+commit hash."""
 
 
 def format_command(arguments: Sequence[str]) -> str:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("d120s80s")
 _STACK_BYTES = 1 << 14
 EVENTS = "events"
-"""Name used like a device's: events are skipped if a sampler crashed while waiting for them."""
+"""Stand-in for a device's name while a sampler waits for events. If it crashes during that wait, the next
+sampler does not wait for events."""
 
 
 class CallMark(NamedTuple):

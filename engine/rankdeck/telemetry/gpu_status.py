@@ -2,7 +2,7 @@
 
 `rankdeck devices`, the choice of a run's devices, the doctor and the app share this status. registry.py
 builds it from the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes
-on it; `auto` takes whole GPUs that are both. The message is worded by the code that refuses a GPU.
+on it; `auto` takes whole GPUs that are both. Each piece of code that refuses a GPU words its own message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protocol of a source of readings: list its devices and read them.
+"""Protocol of a source of readings, which lists its devices and reads them.
 
 NVML (nvml.py) and the ranks of a rehearsal (host.py) are providers; another vendor's GPUs would need one more
 such class. Everything is keyed by UUID. Only the sampler (sampler.py) uses a provider.

@@ -1,8 +1,8 @@
-"""Format of `rankdeck devices --follow --json`: one JSON line per fact, with its encoder and decoder.
+"""Format of `rankdeck devices --follow --json`: one JSON object per line, with its encoder and decoder.
 
     devices    the list of devices: the first line, and again whenever it changes
     sample     readings of devices at one moment; each metric has its own rate (METRICS)
-    processes  the processes that hold memory of each device, once a second
+    processes  the processes that hold memory on each device, once a second
     notice     something happened: a lost GPU, an XID error, a sampler that died and was restarted
 
     {"kind":"devices","t":1790000000.0,"provider":"nvml","driver":"580.95.05","devices":[{"uuid":"GPU-51...",
@@ -15,8 +15,8 @@
     {"kind":"notice","t":1790000007.3,"code":"lost","uuid":"GPU-51...","message":"GPU 0 ... is lost."}
 
 Everything is keyed by UUID. Omitted keys have the defaults of the structs below. A reading is a value, or
-says why there is none; an unknown value is never 0. A sample holds what was read since the last one; omitted
-metrics are unchanged. Read registry.py next: it aggregates lines into the current state.
+says why there is none; an unknown value is never 0. A sample holds the readings since the last sample;
+omitted metrics are unchanged. Read registry.py next: it aggregates lines into the current state.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def indexed_uuid(uuid: str, index: int) -> str:
 
 
 def is_indexed_uuid(uuid: str) -> bool:
-    """Check whether a UUID was made by `indexed_uuid`: no driver can find a device by it."""
+    """Check whether a UUID was made by `indexed_uuid`; no driver can find a device by such a UUID."""
     return "#" in uuid
 
 
@@ -261,8 +261,8 @@ class NoticeLine(SamplerLine, tag="notice"):
     count: int = 1
 
     def phrase_of(self, text: str) -> str:
-        """Return the translatable phrase that `text` (the message or the advice) was made from, otherwise
-        `text`."""
+        """Return the translatable phrase from which `text` (the message or the advice) was made; if there is
+        none, return `text`."""
         original = self.phrases.get(text)
         return text if original is None else phrase(original.template, **original.arguments)
 

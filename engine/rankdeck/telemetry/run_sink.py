@@ -1,8 +1,8 @@
-"""Convert the sampler's lines to events of a run (events/sampler.<attempt>.jsonl), by the run's device
-indices.
+"""Convert the sampler's lines to events of a run (events/sampler.<attempt>.jsonl) that identify devices by
+their indices in the run.
 
 Utilisation is written as often as it is read; unchanged memory is written once a second. `missing` lists the
-metrics that a device cannot report, whenever that changes.
+metrics that a device cannot report; it is written whenever the list changes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 class RunSink:
     """Writer of one attempt's events; it continues where an earlier sampler ended.
 
-    `pids` are the processes of the ranks. `first` is the index of this host's first device, and of its first
-    rank, among all hosts of the run.
+    `pids` are the processes of the ranks. `first` is the index of this host's first device among the devices
+    of all hosts of the run, and of its first rank among all ranks.
     """
 
     def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:

@@ -3,10 +3,10 @@
     python -P -m rankdeck.telemetry.sampler [--once]                   lines (readings.py) on stdout
     python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run directory
 
-If the driver's library crashes or hangs, or a device is lost, only this process ends, waits or reports the
-loss. sampler_process.py starts and watches it. Reads are spread out: each device's 1 Hz metrics are read in
-one of every ten ticks, chosen by the device's index, so that no call waits for the calls of 8 other devices.
-Missed ticks are skipped.
+A crash or hang of the driver's library, or the loss of a device, affects only this process, which then ends,
+waits or reports the loss. sampler_process.py starts and watches it. Reads are spread out: each device's 1 Hz
+metrics are read in one of every ten ticks, chosen by the device's index, so that no call waits for the calls
+of 8 other devices. Missed ticks are skipped.
 """
 
 from __future__ import annotations
@@ -297,8 +297,8 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """Return a function that waits for SIGTERM or SIGINT for some seconds, and returns whether a signal
-    arrived."""
+    """Handle SIGTERM and SIGINT; return a function that waits for one of them for a number of seconds and
+    returns whether it arrived."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)

@@ -23,16 +23,17 @@ from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_UNRESPONSIVE
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 HEALTHY_AFTER_S = 60.0
-"""Lifetime after which a sampler counts as healthy; after it ends, the pause is again FIRST_PAUSE_S."""
+"""Lifetime after which a sampler counts as healthy: the pause after its end is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
 """If no poll happened for this long, this process was suspended, and so was the sampler."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
-"""Signals of a crashing library; any other came from outside and says nothing about a device."""
+"""Signals of a crashing library. Any other signal came from outside the sampler and says nothing about a
+device."""
 _EXIT_FAILED = 1
-"""An error in the sampler's own code while it read a device; reading the device again would fail in the same
-way."""
+"""Exit code after an error in the sampler's own code while it read a device; reading the device again would
+fail in the same way."""
 _EVENT_WAIT_FUNCTION = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
 _HUNG_TEXTS = (
@@ -65,9 +66,10 @@ _EXITED_TEXTS = (
 class SamplerProcess:
     """A watched sampler, started with the given arguments.
 
-    `piped`: the sampler's lines are read with `wait_for_lines`; otherwise it writes to a run, whose GPUs had
-    a driver. `exit_code` is set once the sampler has ended and will not be restarted, as when the first
-    sampler found no driver. A device that has not answered for `hang_timeout_s` is skipped.
+    `piped`: the sampler's lines are read with `wait_for_lines`; otherwise the sampler writes events of a run,
+    and is restarted even if it finds no driver. `exit_code` is set once the sampler has ended and will not be
+    restarted, for example because the first sampler found no driver. A device that has not answered for
+    `hang_timeout_s` is skipped.
     """
 
     def __init__(

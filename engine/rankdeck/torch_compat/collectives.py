@@ -133,7 +133,7 @@ def set_timeouts(seconds: float) -> None:
 def recorded_collectives() -> str:
     """Return the newest entries of torch's flight recorder as JSON.
 
-    This never blocks on another rank, nor on a thread of this process that is waiting for one.
+    This never blocks on another rank, nor on a thread of this process that is waiting for another rank.
     """
     entries: list[Any] = []
     # The recorder is on by default and costs nothing measurable. It numbers gloo's collectives too, but no

@@ -43,8 +43,8 @@ _DEFAULT_SAMPLE_RATE = 100
 
 
 def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return the numbers in DDP's log of the last backward, with times in nanoseconds; empty if it has
-    none."""
+    """Return the numbers in DDP's log of the last backward, with times in nanoseconds; empty if there is no
+    log."""
     try:
         log = ddp._get_ddp_logging_data()
     except (AttributeError, AssertionError, TypeError):

@@ -74,7 +74,7 @@ DEVICE_OP = torch.ops.prim.device.default
 """The operation that torch calls, through every mode, to read a fake tensor's device."""
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
-"""A context in which a fake tensor appears as one on "meta"; None where this torch has no such context."""
+"""A context in which a fake tensor appears to be on "meta"; None where this torch has no such context."""
 
 
 class FakeTensorMode(fake_tensor.FakeTensorMode):
@@ -107,7 +107,8 @@ class FakeTensorMode(fake_tensor.FakeTensorMode):
 
 
 no_dispatch = torch._C._DisableTorchDispatch
-"""A context in which no mode sees anything: twice as fast as `in_kernel`, for calls without fake tensors."""
+"""A context in which no mode intercepts operations: twice as fast as `in_kernel`, for calls without fake
+tensors."""
 
 
 def active_fake_mode() -> Any:

@@ -1,7 +1,8 @@
 """Methods of torch, and of Python's threads, that are wrapped while the memory ledger tracks.
 
-If torch moves one of them, the ledger continues without it: resizes by FSDP, the kind of the tensors that
-FSDP gathers and scatters, and the shapes in DTensor's sharding propagation are then tracked less exactly.
+If torch moves one of these methods, the ledger continues without wrapping it: resizes by FSDP, the kind of
+the tensors that FSDP gathers and scatters, and the shapes in DTensor's sharding propagation are then tracked
+less exactly.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def split_state_dict(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, ob
 
 
 def apply_to_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Apply `change` to all weights and buffers, as `Module.to` does; but `Module.to` supports only one dtype
-    for all."""
+    """Apply `change` to all weights and buffers, as `Module.to` does; unlike `Module.to`, `change` can give
+    them different dtypes."""
     module._apply(change)
 
 
@@ -145,9 +145,10 @@ _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinsta
 
 
 def shallow_copy(module: nn.Module) -> Any:
-    """Copy a module with its own tables, in which weights need not be autograd leaves (for dp).
+    """Copy a module for dp; the copy has its own tables, in which weights need not be autograd leaves.
 
-    Hooks that a forward adds, as Hugging Face models do once per model, are added to the copy only.
+    Hooks that the copy's forward registers, as Hugging Face models do once per model, are registered on the
+    copy only.
     """
     replica: Any = module._replicate_for_data_parallel()
     # As torch.nn.parallel.replicate does; some modules of torch look their weights up there.
@@ -157,7 +158,8 @@ def shallow_copy(module: nn.Module) -> Any:
 
 
 def record_weight(replica: Any, name: str, weight: Tensor) -> None:
-    """Record the name under which a shallow copy holds a weight; some of torch's modules look it up."""
+    """Record the name under which a shallow copy holds a weight, because some of torch's modules look weights
+    up by it."""
     replica._former_parameters[name] = weight
 
 

@@ -5,7 +5,8 @@ if it is certain to be complete: for aten operations, on fake tensors of plain m
 first result of each operation is torch's own. The cache stores its shapes, strides and types, and for a view
 its offset in the storage of the first argument. Anything else that an operation can do (return an argument,
 put two results into one storage) is left to torch each time. The cache cuts the time of a plan by a third. If
-torch has moved what `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py first.
+torch has moved a function that `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py
+first.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class _Outputs:
 
 
 KnownOutputs = dict[tuple[Any, ...], _Outputs | None]
-"""Outputs, keyed by everything that they depend on; both are plain data that can be sent to other processes.
-"""
+"""Outputs, keyed by everything that they depend on; keys and outputs are plain data that can be sent to other
+processes."""
 
 
 class ShapeCache:

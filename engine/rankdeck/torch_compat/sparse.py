@@ -94,8 +94,8 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Te
 
 
 def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
-    """Return the largest sum of a sparse gradient over ranks with gloo: coalesced, with no index common to
-    two ranks."""
+    """Return the sum of a sparse gradient over ranks with gloo, with the largest possible number of elements:
+    coalesced, as if no two ranks had an index in common."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
     return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))
 

@@ -31,7 +31,7 @@ def training_loader(
 
 
 def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> TrainBatchSampler:
-    """Return the sampler that selects the samples of the batches of `training_loader`."""
+    """Return the sampler that selects the samples for the batches of `training_loader`."""
     train, data = workload.config.train, workload.config.data
     index, count = shard
     return TrainBatchSampler(

@@ -245,7 +245,7 @@ class Trainer:
         return True
 
     def _save(self, step: int, *, reason: str) -> None:
-        """Save a checkpoint, reporting the steps first, because a resumed run never takes them again."""
+        """Report all steps, because a resumed run never takes them again; then save a checkpoint."""
         assert self._saver is not None
         self._report_steps()
         self._beat(step, SAVING)
@@ -288,7 +288,8 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report once, from one of the ranks that compute it, a loss that does not add up over microsteps."""
+        """Report once that the loss does not add up over microsteps, from one of the ranks that compute the
+        loss."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

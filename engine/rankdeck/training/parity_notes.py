@@ -87,8 +87,8 @@ def dropout_note() -> Problem:
 
 
 def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
-    """Return the note about a loss that does not add up over microsteps, which is detected only during
-    training steps."""
+    """Return the note about a loss that does not add up over microsteps; None until training steps have shown
+    this."""
     trouble = workload.loss.mismatch()
     if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
         return None

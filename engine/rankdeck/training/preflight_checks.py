@@ -152,8 +152,8 @@ def _is_per_weight(
 
 
 def _try_shards_without_values(build: MakeOptimizer, local_weights: Sequence[TrialWeight], use: str) -> None:
-    """Step trial weights in a plan, where there are no values to compare, and an optimizer may fail for lack
-    of them.
+    """Step trial weights in a plan, where tensors have no values: nothing is compared, and an optimizer that
+    fails only because it needs values is accepted.
 
     Raises: ConfigError if torch cannot place an operation's result.
     """

@@ -105,8 +105,8 @@ def _to_floats(column: Any) -> Any:
 class StepReporter:
     """Reporter that collects steps and writes them as columns.
 
-    `add` and `flush` return (step, loss) of the first newly known step whose loss is not finite; None if
-    there is no such step.
+    `add` and `flush` return (step, loss) of the first step that they write with a loss that is not finite;
+    None if there is no such step.
     """
 
     def __init__(self, writer: EventWriter, rank: int, device: torch.device) -> None:
@@ -136,7 +136,7 @@ class StepReporter:
         return bad
 
     def _start_copy(self) -> None:
-        """Start copying the steps collected so far, one group of steps at a time."""
+        """Start copying the steps collected so far, unless the copy of earlier steps is still in progress."""
         if self._steps and self._in_flight is None:
             self._in_flight, self._steps = _StepColumns(self._steps), []
             self._last_sent_s = time.monotonic()
@@ -162,7 +162,8 @@ class UtilizationMeter:
     """Meter that measures how busy each virtual device of a rank is: its thread's CPU time divided by wall
     time.
 
-    It reports at most once per `SAMPLE_INTERVAL_S`. The run's sampler measures ranks with a single device.
+    It reports at most once per `SAMPLE_INTERVAL_S`. For a rank with a single device, the run's sampler
+    measures this instead.
     """
 
     def __init__(self, writer: EventWriter, rank: int, devices: list[int]) -> None:

@@ -85,7 +85,7 @@ class SamplingBudget:
         self._always = always
         self._schedule = _SampleSchedule()
         self._paid_until_s = 0.0
-        """The step time that is already spent on past samples."""
+        """Total step time that is needed to pay for all past samples."""
         self._num_consecutive = 0
         self._first_tracked_cpu_s = math.inf
         self._tracked_cpu_s: deque[float] = deque(maxlen=_HISTORY_LENGTH)

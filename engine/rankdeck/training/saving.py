@@ -210,8 +210,8 @@ class Saver:
 def newest_checkpoint(
     folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint that rank 0 finds, or the newest that the leaders of all hosts find
-    together.
+    """Return the newest intact checkpoint that rank 0 finds; with `hosts`, the newest checkpoint of which
+    every file is intact on at least one host.
 
     Newer checkpoints that are damaged are reported.
     """

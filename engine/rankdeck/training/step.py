@@ -5,7 +5,8 @@
 The loss is a sum over the global batch, divided once by the number of targets. If this count is known in
 advance, the loss is divided by it before backward. If not (masked targets, a user's own loss), gradients are
 divided after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch
-is shorter; a rank without a share of it computes one sample with scale 0. Read loop.py next.
+is shorter; a rank that has no share of that step's samples computes one sample with scale 0. Read loop.py
+next.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> 
 class OptimizerStep:
     """The optimizer steps of a run.
 
-    `check_loss(step, sum)` raises for a loss that is not finite, before weights change; a loss on a GPU is
-    not known by then. `on_batch` is called with each batch before the batch is used.
+    `check_loss(step, sum)` raises for a loss that is not finite, before weights change; it is not called for
+    a loss on a GPU, because reading the loss would wait for the GPU. `on_batch` is called with each batch
+    before the batch is used.
     """
 
     def __init__(

@@ -22,7 +22,8 @@ from rankdeck.torch_compat.modules import parameter_names
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 _MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
-"""Maximum number of elements of all trial weights in full size, and maximum side of the other trial weights.
+"""Maximum total number of elements of the trial weights that keep their full size, and maximum side of all
+others.
 
 Optimizers often treat matrices with sides of 128 and more differently.
 """
@@ -230,7 +231,7 @@ class TrialWeight:
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
         """Check whether this rank's shard after the steps differs from the same shard of the full weight
-        `expected`; `path` is the distance that each of its elements moved."""
+        `expected`; `path` is the distance that each element of the full weight moved."""
         cut = [local_part(self._shard(tensor)) for tensor in (expected, path, self.initial)]
         return _values_differ(local_part(stepped), *cut)
 

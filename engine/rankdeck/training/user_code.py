@@ -59,8 +59,8 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
-    """Return (train, heldout or None), which the factory `target` makes from `args`; a single data set is
-    used as train.
+    """Return the data sets (train, heldout or None) that the factory `target` makes from `args`; a single
+    data set is used as train.
 
     Raises: DataError if the factory does not exist, raises, or returns something else.
     """

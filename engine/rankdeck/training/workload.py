@@ -34,8 +34,8 @@ from rankdeck.training import user_code
 
 @dataclass
 class Workload:
-    """Model, data and number of steps of a run. `data_spec` is None for the user's own data; `steps` is the
-    final number."""
+    """Model, data and number of steps of a run. `data_spec` is None for the user's own data; `steps` is set
+    even if the configuration gives epochs, or nothing, instead of steps."""
 
     config: RunConfig
     data_spec: DataSpec | None
@@ -103,7 +103,8 @@ class Workload:
 
 
 def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
-    """Add attributes that torch's Optimizer constructor sets; a wrapper may not have called it."""
+    """Add the attributes that torch's Optimizer constructor sets, because a wrapper may not have called the
+    constructor."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         vars(optimizer).setdefault("defaults", {})
         # torch's __setstate__ adds the tables that are missing.
@@ -172,7 +173,7 @@ def read_user_sample(dataset: SampleSet, index: int) -> Any:
 
 
 def merge_sample(batch: tuple[Any, Any]) -> Any:
-    """Return the dict that a loader has split into (inputs, targets); without a dict, the pair."""
+    """Return the dict that a loader has split into (inputs, targets), or else the pair itself."""
     inputs, targets = batch
     # A loader splits a dict without copying, so identity shows that both are from one.
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)

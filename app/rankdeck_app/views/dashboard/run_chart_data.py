@@ -43,10 +43,10 @@ TimeRange = tuple[float, float]
 
 
 def visible_cards(run: RunView) -> set[str]:
-    """Return the names of the cards to show.
+    """Return the names of the cards to show, not including the card of logged metrics.
 
-    A card is shown if it has data, belongs to every configured run, or explains why it is empty. Logged
-    metrics are not considered.
+    A configured run shows a fixed set of cards. A script shows the cards that have data or explain why they
+    are empty.
     """
     if run.is_planned is None:
         return set()
@@ -216,8 +216,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the largest prediction for any charted device, of the same kind as the device's history: driver
-    readings or sampled steps."""
+    """Return the largest predicted peak of any charted device. The prediction is for driver readings if the
+    device has any, otherwise for the memory in sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
@@ -282,8 +282,8 @@ def heat_subtitle(run: RunView) -> tuple[str, str]:
 
 
 def _current_value(device: DeviceState, newest: float) -> float | None:
-    """Return the mean of the last second before `newest`, or None if the device's readings stopped well
-    before then."""
+    """Return the device's mean utilisation in the last second before `newest`, or None if its readings
+    stopped well before `newest`."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
         return None

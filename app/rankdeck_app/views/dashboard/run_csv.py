@@ -95,7 +95,6 @@ def logged_metrics_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 
 def _by_step(*curves: Curve) -> tuple[CsvColumn, ...]:
-    """Return a column of the first curve's steps and a column of values per curve; all curves share their
-    steps."""
+    """Return a column of steps, which all curves share, and a column of values per curve."""
     points = [curve.points() for curve in curves]
     return (CsvColumn(points[0][0], INTEGER_FORMAT), *(CsvColumn(values) for _, values in points))

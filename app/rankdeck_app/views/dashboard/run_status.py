@@ -1,7 +1,7 @@
 """Builds the metric strip and the banner above a run's cards: plain functions, no widgets.
 
-A metric gets a cell once its value is known. For a configured run, the metrics that it will report have a
-cell from the start, which shows a dash until then.
+A metric gets a cell once its value is known. Metrics that a configured run is going to report have cells from
+the start, with a dash until their values are known.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class SummaryPanel(QWidget):
 
 
 def one_line_text(report: RunReport) -> str:
-    """Return '150 steps in 21 s · best held-out loss 1.8312 at step 100 · 1 230 samples/s'."""
+    """Return a text such as '150 steps in 21 s · best held-out loss 1.8312 at step 100 · 1 230 samples/s'."""
     by_key = {metric.key: metric for metric in report.metrics}
     steps, trained = by_key.get("step"), by_key.get("trained_s")
     texts = []

@@ -19,7 +19,7 @@ from rankdeck_app.widgets.scrubber import AttemptInterval, Scrubber, ScrubberDat
 
 Headline = tuple[str, str, str]
 _MIN_TIME_LENGTH = len("8.8 s")
-"""Minimum width of a time, in characters."""
+"""Minimum width of a displayed time, in characters."""
 
 
 def scrubber_data(run: LiveRun) -> ScrubberData:

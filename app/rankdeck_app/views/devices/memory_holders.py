@@ -33,8 +33,8 @@ _SEGMENT_LABELS = {
 
 
 def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HolderListData:
-    """Return the holders of a device's memory, which add up to its capacity. Memory that the driver does not
-    attribute to a process is listed as unattributed.
+    """Return the holders of a device's memory; their sizes add up to the device's capacity. Memory that the
+    driver does not attribute to a process is listed as unattributed.
 
     `memory` is the run's memory on the device as reported by torch; if given, the run's share is split by
     kind.

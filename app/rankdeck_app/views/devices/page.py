@@ -1,9 +1,9 @@
 """The Devices tab: the GPUs of one host, now and over time.
 
-At the top, either all devices side by side (memory by holder, memory over time, load) or one device in full
-(every metric, its memory holders); below, a table of every metric of every device. Selecting a row in the
-table shows that device. Each frame of the clock draws one part, and each part is drawn five times a second.
-Nothing is drawn while the page is hidden.
+The upper part shows either all devices side by side (memory by holder, memory over time, load) or one device
+in full (every metric, its memory holders). The table below shows every metric of every device; selecting a
+row shows its device in full. Each frame draws at most one part of the page, and each part is drawn up to five
+times a second. Nothing is drawn while the page is hidden.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NO_GPUS_ADVICE = tr_noop(
 
 
 class DevicesPage(Page):
-    """Page of one host's GPUs. `memory_of` returns the memory that an open run reports for its GPU; `bar` is
+    """Page of one host's GPUs. `memory_of` returns the memory that an open run reports for a GPU; `bar` is
     the host bar at the top of the page."""
 
     def __init__(

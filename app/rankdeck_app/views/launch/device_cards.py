@@ -32,8 +32,8 @@ READINGS_SEPARATOR = "  "
 
 @dataclass(frozen=True)
 class DeviceCardData:
-    """Data of a card. `share` is the fraction of the capacity in use (or of the largest peak); None if
-    unknown.
+    """Data of a card. `share` is the fraction of the device's capacity in use, or its peak relative to the
+    largest peak; None if unknown.
 
     `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
     `lost_text` (the time of the loss) or `used_by` (other users) replaces `readings`.
@@ -57,7 +57,7 @@ class DeviceCardData:
 
 
 class DeviceCard(QAbstractButton):
-    """Card of one device. It is checkable if the user can select devices, that is, for GPUs."""
+    """Card of one device. Only a GPU's card is checkable: virtual devices cannot be selected individually."""
 
     def __init__(self, theme: Theme, chip: bool, checkable: bool) -> None:
         super().__init__()

@@ -133,8 +133,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """Return the GPUs that are not split into MIG instances. A run can use only one MIG instance, so
-        "all" excludes them."""
+        """Return the GPUs that "all" selects. It excludes GPUs that are split into MIG instances, because a
+        run can use only one instance, lost GPUs, and GPUs with a duplicate UUID."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 

@@ -180,7 +180,8 @@ class PlanPage(Page):
         self.plan.plan_again()
 
     def verify(self) -> None:
-        """Verify every strategy of the plan against one device; plan first if there are no results yet."""
+        """Start verifying that every strategy of the plan gives the same result as one device; plan first if
+        there are no results yet."""
         if not self.plan.lines and not self.plan.is_planning:
             self.plan.plan_again()
         self.plan.verification.start()
@@ -335,8 +336,8 @@ def _changes_text(line: PlanLine) -> str:
 
 
 def verification_summary(plan: DraftPlan) -> str:
-    """Return how many strategies give the same result as one device, and which do not; "" if none was
-    verified."""
+    """Return a text that says how many strategies give the same result as one device, and which do not; "" if
+    none was verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:

@@ -144,7 +144,7 @@ def axis_text(scale: Scale) -> str:
 
 
 def format_round_bytes(num_bytes: int) -> str:
-    """Format bytes without a zero decimal: '40 GiB', '1.2 GiB'."""
+    """Format bytes without a trailing '.0': '40 GiB', '1.2 GiB'."""
     return format_bytes(num_bytes).replace(".0 ", " ")
 
 
@@ -297,8 +297,8 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """Return the fullest device's memory by kind, the reason and the notes; `verified` is the verification's
-    text."""
+    """Return the verdict with its reason, the notes, and the fullest device's memory by kind; `verified` is
+    the verification's text."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)

@@ -130,7 +130,7 @@ class RacePage(Page):
         return None if race is None or race.outcome == RUNNING else race.entry(race.verdicts.winner)
 
     def stop(self) -> None:
-        """Request that the race stops, at most once."""
+        """Request that the race stop, unless this has already been requested."""
         if self.stop_button.isEnabled():
             self.show_stopping()
             self.stop_requested.emit()

@@ -153,8 +153,8 @@ class RaceColumns:
     """Left edges and widths of a row's columns in pixels; the bar takes the remaining width. `widest_name` is
     the width of the widest name in any row.
 
-    A column that does not fit has width 0. The first to be dropped are the bytes sent, then the peak, the
-    text beside the losses' icon, the bar, and finally the time. The tooltip shows all of them.
+    A column that does not fit has width 0. Columns are dropped in this order: bytes sent, peak, the text
+    beside the losses' icon, bar, time. The tooltip shows all of them.
     """
 
     def __init__(self, width: int, widest_name: int) -> None:
@@ -204,7 +204,7 @@ class RaceColumns:
             self.bar = min(self.bar, self.step)
 
     def _remaining_width(self, room: int) -> int:
-        """Return the width that the other columns leave of `room`."""
+        """Return the part of `room` that the columns to the right of the bar leave free."""
         widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
         return room - sum(width + self._gap for width in widths if width)
 

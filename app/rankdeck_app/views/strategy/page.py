@@ -275,8 +275,8 @@ def device_labels(line: PlanLine, timeline: Timeline) -> tuple[str, ...]:
 
 
 def subtitle(step: StepMovement) -> tuple[str, ...]:
-    """Return the devices, the total traffic as in `rankdeck plan --movement`, and the predicted step time if
-    known."""
+    """Return texts with the devices, the total traffic as in `rankdeck plan --movement`, and the predicted
+    step time if known, in successively shorter forms."""
     if step.line is None or step.timeline is None:
         return ("",)
     target = tr("for {devices}", devices=target_text(step.line))
@@ -287,7 +287,8 @@ def subtitle(step: StepMovement) -> tuple[str, ...]:
 
 
 def _movement_text(timeline: Timeline) -> str:
-    """Return the traffic of all devices: 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
+    """Return each operation's total bytes and number of transfers on all devices, such as 'all-gather 14.1
+    MiB in 9, reduce-scatter 11.1 MiB in 5'."""
     moved = [
         tr(
             "{what} {size} in {count}",

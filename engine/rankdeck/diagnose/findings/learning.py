@@ -21,23 +21,26 @@ if TYPE_CHECKING:
 MIN_STEPS = 300
 """Minimum number of steps; with fewer, the loss may not have fallen yet even if the run learns."""
 MIN_LOSSES = 100
-"""Minimum number of losses: a script's losses are only sampled."""
+"""Minimum number of recorded losses; a script's losses are not recorded in every step."""
 MAX_ERROR_SHARE = 0.01
-"""Maximum standard error of both means, as a share of the loss. More noise could hide a slow decrease."""
+"""Maximum combined standard error of the two means, as a share of the first mean; more noise could hide a
+slow decrease."""
 NEAR_ZERO = 0.01
 """A loss that started below this has no room to fall."""
 WARM_UP_RATIO = 1.5
-"""Minimum ratio of the learning rate to its value at half the steps during warm-up; it is 2 in a linear
-warm-up."""
+"""Minimum ratio of the newest learning rate to the rate halfway through the attempt's steps that indicates a
+warm-up; the ratio is 2 in a linear warm-up."""
 EXPLODED_RATIO = 3.0
 """Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
-"""Share of its earlier decrease that an exploded loss has lost; near zero, a multiple alone means nothing."""
+"""Minimum share of its earlier decrease that a loss must have undone to count as exploded; near zero, a large
+multiple of the minimum alone means nothing."""
 ZERO_NORMS = 20
 """Minimum number of sampled steps without any gradient; a single step has none if all its samples are
 padding."""
 MAX_SKIPPED_SHARE, MIN_SKIPPED = 0.05, 20
-"""A healthy gradient scaler skips the first few steps, and later about one in two thousand."""
+"""Minimum share and number of skipped steps for a problem to be reported; a healthy gradient scaler skips the
+first few steps, and later about one in two thousand."""
 ZERO_RATES, ZERO_RATES_SHARE = 50, 0.1
 """Minimum number and share of steps with a rate of zero. A schedule can start and end at zero, but for less
 than a tenth of a run."""
@@ -121,8 +124,8 @@ def _comparison_evidence(early: _LossWindow, late: _LossWindow) -> Evidence:
 
 
 def _is_warming_up(context: RuleContext) -> bool:
-    """Check whether the learning rate is still rising, from rates sampled evenly across the newest
-    attempt."""
+    """Check, with rates sampled evenly across the newest attempt, whether the learning rate is still
+    rising."""
     if context.attempt is None:
         return False
     rates = context.attempt.table.column("lr")
@@ -250,10 +253,10 @@ def find_gradient_overflow(context: RuleContext) -> Problem | None:
 
 
 def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, int]]:
-    """Yield (rank, steps skipped, steps taken).
+    """Yield (rank, number of skipped steps, number of steps taken).
 
-    For a configured run only rank 0 is yielded, since all ranks skip the same steps. Its steps taken are the
-    rows of all attempts' tables minus the skipped steps.
+    For a configured run only rank 0 is yielded, since all ranks skip the same steps. The step tables of all
+    attempts together have a row for each step, skipped or taken.
     """
     attempts = context.state.attempts.values()
     if (summary := summarize_loss_scaling(attempt.scaling for attempt in attempts)) is not None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 THREADS_RATIO = 1.5
-"""Threads per core from which a run is reported; with fewer (such as three ranks with three threads each on
-eight cores) little speed is lost."""
+"""Minimum number of threads per core for a run to be reported; with fewer (such as three ranks with three
+threads each on eight cores) little speed is lost."""
 WORKERS_RATIO = 2.0
 """Maximum number of worker processes per core; somewhat more than one helps where reading waits for a disk.
 """
 MEMORY_TIGHT_SHARE = 0.95
-"""Share of a device's memory from which it is nearly full: a longer batch or another process could use the
-rest."""
+"""Minimum share of a device's memory in use for the device to count as nearly full: a longer batch or another
+process could use the rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:
@@ -111,7 +111,8 @@ class _MemoryUse(NamedTuple):
 
 
 def find_tight_memory(context: RuleContext) -> Problem | None:
-    """Find a device that was nearly full: peak memory of its tensors, plus memory outside torch's allocator.
+    """Find a device that was nearly full, counting the peak memory of its tensors and the memory outside
+    torch's allocator.
 
     Memory that the allocator merely caches counts as free.
     """
@@ -184,7 +185,8 @@ IMBALANCE_CODE = "imbalance"
 # Hysteresis: the finding appears at the first ratio and disappears below the second.
 ALERT_RATIO, CLEAR_RATIO = 1.5, 1.3
 MIN_EXCESS_BYTES = 1 << 20
-"""Minimum excess of a device over the other devices for an alert; a smaller one does not matter."""
+"""Minimum excess of a device's memory over that of the other devices for an alert; a smaller excess does not
+matter."""
 _MAX_CAUSES = 3
 _UPDATE_SHARE = 0.05
 _MIN_CAUSE_SHARE = 0.01
@@ -211,7 +213,8 @@ _DEFAULT_ADVICE = tr_noop(
 
 
 def excess_by_kind(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
-    """Return (kind, bytes) that the device `lead` holds above the median of the others, the largest first."""
+    """Return (kind, bytes by which the memory of device `lead` exceeds the median of the other devices), the
+    largest excess first."""
     others = [by_kind for device, by_kind in kinds.items() if device != lead]
     if lead not in kinds or not others:
         return []

@@ -23,20 +23,20 @@ STRAGGLER_RATIO = 1.25
 """Minimum ratio of a straggler's time to that of the other ranks; smaller differences come from the samples
 or from other load on the machine."""
 STRAGGLER_STEPS_SHARE = 0.8
-"""Minimum share of the sampled steps in which a straggler is slow; a rank that is slow now and then is not
-one."""
+"""Minimum share of the sampled steps in which a straggler is slow; a rank that is slow only now and then is
+not a straggler."""
 STRAGGLER_STEP_SHARE = 0.05
 """Minimum delay by a straggler, as a share of a step; removing a smaller one would not make steps noticeably
 faster."""
 BUBBLE_SHARE = 0.35
-"""Share of a step from which a bubble is large. With the usual number of microbatches, the theoretical bubble
-is at most a third, for any number of stages."""
+"""Minimum share of a step that a bubble must take to count as large. With the usual number of microbatches,
+the theoretical bubble is at most a third, for any number of stages."""
 BUBBLE_BEYOND_THEORY = 0.15
-"""Minimum excess over the theoretical bubble if stages are uneven; kernel launches and transfers cause less.
-"""
+"""Minimum excess over the theoretical bubble that indicates uneven stages; kernel launches and transfers
+cause a smaller excess."""
 MAX_SAVES_SHARE = 0.2
-"""Share of the time since the first step from which saves are slow; a one-minute save every half hour is 3 %.
-"""
+"""Share of the time since the first step above which saves count as slow; a one-minute save every half hour
+takes 3 %."""
 MIN_SAVES, MIN_SAVES_S = 3, 10.0
 IDLE_SHARE = 0.3
 """Mean utilization below which GPUs are idle; a GPU that trains without waiting is busy most of the time."""
@@ -207,8 +207,8 @@ def find_slow_saves(context: RuleContext) -> Problem | None:
 
 
 def find_idle_gpus(context: RuleContext) -> Problem | None:
-    """Find GPUs that the driver has reported as idle since the first step, for a reason that no other rule
-    detects."""
+    """Find GPUs that, according to the driver, have been mostly idle since the first step. The rule is
+    skipped if another rule has found the reason."""
     started, first = context.state.first_started, context.state.first_row()
     gpus = [device for device in context.state.devices.values() if device.kind == "gpu"]
     if started is None or first is None or not gpus:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOCAL_PHASES = ("data", "forward", "loss")
 """Phases in which a DDP rank waits for no other rank. The backward pass is not one of them, because it ends
-only with the slowest rank's."""
+only when the slowest rank's backward pass ends."""
 
 
 class FindingRule(NamedTuple):
@@ -81,7 +81,7 @@ class RuleContext:
 
     @cached_property
     def sampled_step_s(self) -> float:
-        """Median duration of the sampled steps, each taken from its slowest rank."""
+        """Median duration of the sampled steps; a step's duration is that of its slowest rank."""
         return median(max(row.step_s for row in anatomy.rows) for anatomy in self.sampled_steps)
 
     def event_file(self, rank: int) -> str:

@@ -7,10 +7,10 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
 MIN_BATCH_NORM_SAMPLES = 4
-"""Number of samples per batch norm up to which it is reported; the variance of fewer is off by half or more.
-"""
+"""Number of samples up to which a batch norm is reported; a variance over so few samples is off by half or
+more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
-"""Code of a configured run's own problem about batch norms (training/parity_notes.py)."""
+"""Code of the problem with batch norms that a configured run reports itself (training/parity_notes.py)."""
 _DDP_WRAPPER = "DistributedDataParallel"
 _GROUP_OPTIONS = {"process_group", "device_mesh"}
 """Wrapper options that select a process group; ranks of different groups may share samples on purpose."""

@@ -15,15 +15,15 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 INPUT_SHARE = 0.3
-"""Share of a step from which a wait for data is reported; a loader that keeps up costs a few percent, and
-below a third other fixes come first."""
+"""Minimum share of a step that a wait for data must take to be reported; a loader that keeps up costs a few
+percent, and below a third other fixes come first."""
 MIN_WAIT_S = 0.002
 """Minimum wait per step. Collating a small batch takes this long, and is no faster in a worker process."""
 SYNC_SHARE = 0.4
-"""Share of a step from which communication that no computation hides is reported; below this, more devices
-still pay off."""
+"""Minimum share of a step that communication not hidden by computation must take to be reported; below this,
+more devices still pay off."""
 MIN_SYNC_S = 0.005
-"""Minimum communication time per step. A few small collectives take this long, whatever their size."""
+"""Minimum communication time per step. A few collectives take this long, however small they are."""
 _MIN_SAMPLED = 5
 _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8

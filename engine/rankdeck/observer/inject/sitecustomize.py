@@ -1,8 +1,8 @@
 """Runs first in every Python process of an observed run: installs the observer, then runs the user's own
 sitecustomize.
 
-The observer's package object is built by hand, so that a plain import finds it: importlib.util alone costs
-some 5 ms, which every helper process of a script would pay. Read imports.py next.
+The observer's package object is built by hand, without importlib.util, whose import alone would cost every
+helper process of a script some 5 ms. Read imports.py next.
 """
 
 import os

@@ -99,7 +99,7 @@ class SyncTimes:
 
 
 class GradientSync:
-    """Gradient sync over `group`, which always sums the same gradients in the same order."""
+    """Gradient sync over `group`. Every sync must get the same gradients in the same order."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class GradientSync:
         self.compressed_bytes = 0
         """Size of the last sync's gradients after compression."""
         self.times: SyncTimes | None = None
-        """Times of the last sync on CPU; None on GPUs, which run asynchronously to the host's clock."""
+        """Times of the last sync on CPU; None on GPUs, whose work the host's clock does not measure."""
         self._all_reduce = ALGORITHMS[algorithm]
         self._bucket_bytes = bucket_bytes
         self._powersgd_rank = powersgd_rank

@@ -7,8 +7,8 @@ which defines a virtual device's utilization. The threads live until `close`.
 
 Random numbers: host operations share one generator, so threads that draw concurrently would draw different
 numbers in every run. Each device therefore has its own random state, and forwards that draw take turns, each
-with its device's state. If the generator's state changes, the forward draws numbers: to detect this, the
-first run in each mode (training, evaluation) always takes turns.
+with its device's state. A forward draws numbers if it changes the generator's state: to detect this, the
+first forwards in each mode (training, evaluation) always take turns.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Sharding:
         return replicated
 
     def _shard_part(self, submodule: nn.Module, **options: Any) -> list[nn.Parameter]:
-        """Cut the weights of a part's own group; return those that stay replicated."""
+        """Cut the weights of the FSDP group of `submodule`; return the weights that stay replicated."""
         replicated, marks = _prepare_part(submodule)
         fully_shard(submodule, mesh=self.mesh, ignored_params=set(replicated), **options)
         _restore_metadata(submodule, marks)
@@ -97,11 +97,12 @@ class Sharding:
                 self._shard_part(module)
 
     def sent_bytes_per_step(self, model: nn.Module, *, num_microsteps: int, backend: str) -> int:
-        """Return the bytes that one rank sends for weights and gradients in a step of `num_microsteps`.
+        """Return the bytes that one rank sends for weights and gradients in a step of `num_microsteps`
+        microsteps.
 
         Gathering P bytes costs (n-1)/n x P, twice per microstep for a block that is freed after its forward.
         Gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with gloo, which all-reduces
-        them and drops the rest.
+        all gradients and drops the other ranks' slices.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
@@ -117,7 +118,7 @@ class Sharding:
 
 
 def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
-    """Return the replicated weights of a part's own group, and the metadata of its other weights.
+    """Return the replicated weights of the FSDP group of `submodule`, and the metadata of its other weights.
 
     The metadata does not reference any weight that will be cut: a reference would keep the whole weight in
     memory next to its slices.
@@ -229,8 +230,8 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
-    """Return the blocks whose weights are read, for a small input batch, while the block's forward is not
-    running.
+    """Return each block whose weights the model reads outside of that block's forward, for a small input
+    batch.
 
     All ranks of a run call this together and get rank 0's result.
     """

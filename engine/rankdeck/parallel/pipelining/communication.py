@@ -133,8 +133,9 @@ class StageCommunication:
         stage starts.
 
         `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
-        With `learn_shapes`, each stage first sends the shapes of its output to the next, and `cut.boundaries`
-        is updated to the shapes that this rank observes, for batches of the size for which the model was cut.
+        With `learn_shapes`, each stage first sends the shapes of its output to the next, and this rank stores
+        the shapes that it observes in `cut.boundaries`; the batches must then be of the size for which the
+        model was cut.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []

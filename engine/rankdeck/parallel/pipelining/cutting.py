@@ -42,7 +42,8 @@ class StageWeight:
 
 class CutModel:
     """A model cut into stages. `stages[i]` is called as chain.py describes. `boundaries[i]` describes the
-    tensors that enter stage i, for batches of this size; an empty boundary follows the last stage."""
+    tensors that enter stage i, for batches of the size for which the model was cut; the last entry is empty.
+    """
 
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
@@ -61,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Return the stages that hold each tensor, by its id; a buffer's value comes from the first."""
+        """Map each tensor's id to the stages that hold it; the first one provides a buffer's value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -116,8 +117,7 @@ class CutModel:
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
-        """Drop the tensors of all other stages: the model keeps its structure and names, with None
-        instead."""
+        """Drop the tensors of all other stages; the model keeps its structure and names."""
         kept_ids = {id(tensor) for tensor in self.stage_tensors(stages)}
         for module in self.model.modules():
             for tensors in own_tensors(module):

@@ -65,7 +65,7 @@ class _DifferenceFound(Exception):  # noqa: N818 - a result, not an error
 
 
 class _ModelError(Exception):
-    """Wrapper of an error that the model itself raised, which is its `__cause__`."""
+    """Wrapper of an error that the model itself raised; the model's error is its `__cause__`."""
 
 
 class ChainComparison:
@@ -315,8 +315,8 @@ def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """Yield the units, each with its own attributes and buffers, and each unit's buffers by the original
-    buffer's id."""
+    """Yield the units, each with its own attributes and buffers, and a dict per unit that maps the id of each
+    original buffer to the unit's copy."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []

@@ -1,4 +1,4 @@
-"""Cut any model whose modules run in sequence, found by observing one forward.
+"""Cut any model whose modules run in sequence; one observed forward shows the sequence.
 
 Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
 around them. Units are the children of the model, with lists and Sequentials replaced by their items. A cut is

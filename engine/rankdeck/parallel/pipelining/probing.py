@@ -1,4 +1,4 @@
-"""Run a model once to learn about it, without changing weights, statistics or random numbers.
+"""Run a model once to learn about it, without changing weights, statistics or random state.
 
 With fake tensors, such a run also takes hardly any time.
 """
@@ -32,16 +32,16 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Maximum number of weights times input elements for a cheap forward: some milliseconds on a CPU, whereas a
-shape computation takes most of a second."""
+"""Maximum product of weights and input elements for a cheap forward, which takes some milliseconds on a CPU;
+a shape computation takes most of a second."""
 
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore weights, state and random numbers at the end.
+    """Restore the weights, the model's state and the random state at the end.
 
-    The yielded function restores state too, and moves weights off their initial values, always in the same
-    way, so that no weight stays at zero or at one.
+    The yielded function also restores the model's state, and moves weights off their initial values, always
+    in the same way, so that no weight stays at zero or at one.
     """
     put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
@@ -100,10 +100,10 @@ def grads_for_all(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_side_effects(model: nn.Module) -> Iterator[None]:
-    """Use eval mode, and restore random numbers and state at the end: batch norms update no statistics,
-    dropout draws nothing.
+    """Enter a context in eval mode (batch norms update no statistics, dropout draws nothing), and restore the
+    model's state and the random state at the end.
 
-    A traced stage has a train or eval mode of its own, with the same buffers.
+    Buffers are restored too, because a traced stage has a train or eval mode of its own and may update them.
     """
     put_state_back = save_state(model)
     modes = {module: module.training for module in model.modules()}
@@ -122,7 +122,7 @@ def without_side_effects(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> Iterator[None]:
-    """Run a model without side effects, as `without_side_effects` does.
+    """Enter a context in which the model can run without side effects, as in `without_side_effects`.
 
     If the model runs on real values, its weights are restored too, because some models write them in their
     first forward in training. Frozen weights take part in autograd unless `keep_frozen` is true.

@@ -345,8 +345,8 @@ class FullBatchStatistics:
 
     def _replace_buffers(self, norm: Any, _: Any) -> None:
         """Give the norm temporary buffers, with a momentum of 1 where possible, so that it writes this
-        microbatch's values. A recomputation does not count again: during it, checkpointing sets
-        num_batches_tracked to None."""
+        microbatch's values. Do nothing in a recomputation, for which checkpointing sets num_batches_tracked
+        to None."""
         self._saved_buffers = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
             self._saved_buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked

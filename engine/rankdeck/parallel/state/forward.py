@@ -302,8 +302,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return a replica's values on the device of replica 0; for any other replica, only values of these
-        `kinds`."""
+        """Return a replica's values on the device of replica 0: all values of replica 0, and only the values
+        of these `kinds` of every other replica."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]

@@ -63,8 +63,8 @@ def replica_tables(root: nn.Module) -> Tables:
 
 
 def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> dict[str, Slot]:
-    """Return slots by name, except buffers of the `skipped` modules; return none in planning, where tensors
-    have no values."""
+    """Return slots by name, except buffers of the `skipped` modules; return an empty dict in planning, where
+    tensors have no values."""
     slots: dict[int, Slot] = {}
     if any(isinstance(local_part(weight), FakeTensor) for weight in root.parameters()):
         return {}

@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return a layer of an attention that is not split, or else a block missing from the sequence."""
+    """Return the name of a layer of an unsplit attention, or else of a missing numbered block."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -270,7 +270,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Convert the input of several column-wise layers to a DTensor once, to sum its gradient once."""
+    """Convert the input of a module's column-wise layers to a DTensor once, to sum its gradient once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -293,7 +293,7 @@ SEQUENCE_DIM = 1
 
 
 def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
-    """Cut the stream along T before the first block, and gather it after the last one."""
+    """Register hooks that cut the stream along T before the first block and gather it after the last."""
     num_ranks = mesh.size()
 
     def cut(hidden: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ _FEATURE_OP_TEXTS = {
     tr_noop("a sum"): ("Sum",),
     tr_noop("a product"): ("Prod",),
 }
-"""Autograd operations that may depend on all features of a token."""
+"""Autograd operations that may depend on all features of a token, by display text."""
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
@@ -216,8 +216,8 @@ def _grad_nodes(value: Any) -> list[Any]:
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
     """Yield the weights of a group by order of declaration.
 
-    For an attention, these are all other weights beside its layers; for a pair, the weights declared between
-    its columns and its row.
+    For an attention, these are all weights of its module except those of its split layers; for a pair, the
+    weights declared between its columns and its row.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

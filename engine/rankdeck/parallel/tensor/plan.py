@@ -1,4 +1,4 @@
-"""Plan which linear layers of a model are split, and how, before anything moves.
+"""Plan which linear layers of a model are split, and how, before any weight is cut.
 
 A column-wise layer takes all inputs and computes a slice of the outputs; a row-wise layer takes such a slice
 as its input and sums the partial outputs across the ranks. If all layers were column-wise, each would have to
@@ -56,7 +56,7 @@ def cached_plan(
     patterns: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
-    """Return the plan stored in `analysis` by a model of the same kind, or make a plan and store it there."""
+    """Return the plan stored in `analysis` for models of this kind, or make a plan and store it there."""
     if analysis.plan is None:
         analysis.plan = make_plan(model, num_ranks, patterns, inputs)
     return analysis.plan

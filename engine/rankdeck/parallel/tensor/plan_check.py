@@ -103,7 +103,8 @@ def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCoun
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
 ) -> list[SplitDifference | None]:
-    """Return how the results of each unit's slices would differ; None if they do not or it cannot be tried.
+    """Return how the results of each unit's slices would differ; None if they would not, or if the unit
+    cannot be tried.
 
     `entered` maps blocks to their arguments in one forward of the model.
     """
@@ -148,8 +149,7 @@ def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], lis
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Estimate a forward's cost as weights times tokens; the number of tokens is read from the first
-    input."""
+    """Estimate a forward's cost as weights times tokens, which are read from the first input."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0
@@ -162,7 +162,7 @@ def _estimate_work(model: nn.Module, inputs: Any) -> int:
 def _difference_on_shapes(
     model: nn.Module, num_ranks: int, units: Sequence[SplitUnit], inputs: Any
 ) -> SplitDifference | None:
-    """Return the error that the model's code raises on the first rank's slices, run on shapes only."""
+    """Run the first rank's slices on shapes only; return the error that the model's code raises, or None."""
     layers, heads = _layers_and_heads(units)
     try:
         copied = copy_sharing_weights(model)

@@ -1,4 +1,4 @@
-"""Data about which layers are split and how, before anything moves.
+"""Data that describes which layers are split, and how, before any weight is cut.
 
 Read plan.py for how a plan is made, apply.py for how it is applied.
 """
@@ -108,7 +108,7 @@ class SplitPlan:
 
 @dataclass
 class ModelAnalysis:
-    """Results about a model that the next model of the same kind reuses.
+    """Results of analyzing a model, which are reused for the next model of the same kind.
 
     `plan` is its tensor plan; `cut_differences` are the results of comparing pipeline cuts on shapes
     (../pipelining/equality.py).
@@ -188,7 +188,8 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Turn a copy of the model into one rank's model, in place. The copy's parameters stay full."""
+    """Turn a copy of the model into one rank's model, in place. Only forwards use slices; the copy's
+    parameters are not cut."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)
     for count in heads:

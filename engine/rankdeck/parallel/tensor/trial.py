@@ -1,4 +1,4 @@
-"""Try a split on values: compare what all ranks would compute together with the full model.
+"""Try a split on values: compare the combined results of all ranks with those of the full model.
 
 Shapes do not reveal a norm, a maximum or a number of heads between a column and its row: slices have valid
 shapes too. So the model computes a small batch once in full and once as the ranks would, each rank in a
@@ -7,7 +7,7 @@ must equal the full model's, and so must the gradients: gradients of one rank's 
 rows to the slices of all ranks.
 
 The values are the model's own in fp64, with noise, because a bias that is initially zero would hide how it is
-used. A model without values (a plan's) gets random ones. The trial uses training mode if the model is
+used. A model without values (in planning) gets random values. The trial uses training mode if the model is
 deterministic in it, else evaluation mode. Read plan_check.py next.
 """
 

@@ -26,7 +26,7 @@ def unpreempted_clock_s() -> float:
 
 
 class CheckBudget:
-    """Time budget that starts when the object is created; without a limit it allows any amount."""
+    """Time budget that starts when the object is created; without a limit, any amount of time is allowed."""
 
     def __init__(self, *, has_limit: bool) -> None:
         self._started_s = unpreempted_clock_s()

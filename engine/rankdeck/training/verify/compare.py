@@ -31,8 +31,8 @@ _NOISE_FACTOR = 30.0
 ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
 """Relative change of weights that counts as one rounding. Models may round to fp32 even in an fp64 run."""
 _NORM_TOLERANCE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-"""Tolerance relative to the norm of a tensor's change. Smaller differences do not count, whatever single
-numbers show."""
+"""Tolerance relative to the norm of a tensor's change. If the norm of the difference is smaller, two tensors
+count as equal, whatever their single elements show."""
 _RANK_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Tolerance between ranks that hold the same tensor, relative to the tensor's norm."""
 _HALF_PRECISIONS = ("bf16", "fp16")
@@ -112,7 +112,8 @@ class Noise:
         )
 
     def explains(self, expected: Tensor, got: Tensor, change: Tensor) -> bool:
-        """Check whether two tensors differ, as a whole, by no more than rounding."""
+        """Check whether the norm of the difference between two tensors is within the tolerance for rounding
+        errors."""
         share = _NORM_TOLERANCE[self.precision]
         return share > 0 and _norm(expected - got) <= share * _norm(change)
 
@@ -303,7 +304,8 @@ def _rounding_bound(tensor: Tensor) -> float:
 
 
 def _max_abs_difference(tensor: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference; infinite if only one of the two elements is NaN."""
+    """Return the largest absolute difference; infinite if only one of the tensors has NaN at some
+    position."""
     if not tensor.numel():
         return 0.0
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
@@ -372,7 +374,7 @@ class StepResults:
 
     For each step (from 0): the loss, the gradients by parameter as passed to the optimizer (None: no
     gradient), and the weights and persistent buffers after the step. `before` holds the tensors before the
-    first step, `seconds` one device's time for each step. `rank_distances` tells, by kind and name, how far a
+    first step, `seconds` one device's time for each step. `rank_distances` holds, by kind and name, how far a
     gradient or weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
     """
 

@@ -30,7 +30,8 @@ from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload, make_loss
 
 NUM_STEPS = 2
-"""Two: a weight that is zero at first hides the gradients of earlier layers until a step has changed it."""
+"""Number of steps to compare: two, because a weight that is zero at first hides the gradients of earlier
+layers until a step has changed it."""
 _SAMPLES_PER_FORWARD = 2
 _MAX_MICROSTEPS = 2
 """Maximum number of microsteps in an accumulated batch."""
@@ -173,7 +174,7 @@ def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
 
 
 def min_layers(config: RunConfig, num_devices: int) -> int:
-    """Return the minimum number of layers of a kind for all stages together."""
+    """Return the smallest number of layers of a kind that gives every stage enough layers."""
     _, stages = config.strategy_spec.batch_split(config.strategy.options, num_devices)
     return _LAYERS_PER_STAGE * (num_devices if config.strategy.use == _MODEL_PARALLEL else stages)
 

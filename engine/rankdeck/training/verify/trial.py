@@ -151,7 +151,8 @@ class StrategyTrial:
 
     @contextlib.contextmanager
     def _record_gradients(self) -> Iterator[None]:
-        """Record gradients whenever the optimizer, of any class, is about to step."""
+        """Record gradients just before each optimizer step in the `with` block, for optimizers of any
+        class."""
         optimizer: Any = self._built.optimizer
         module, own_step = self.strategy.module, optimizer.step
 
