@@ -163,7 +163,8 @@ SETTINGS: tuple[Setting, ...] = (
         "engine.python",
         "",
         tr_noop(
-            "Python interpreter with rankdeck installed, which runs the engine. Empty: the app's interpreter."
+            "Python interpreter that runs the engine and has rankdeck installed. Empty: the "
+            "app's interpreter."
         ),
     ),
     Setting(

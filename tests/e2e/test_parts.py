@@ -161,7 +161,7 @@ def test_fewer_than_two_hosts_are_refused(tmp_path: Path, command: str) -> None:
         assert message in result.err and "Traceback" not in result.err, result
     file.write_text(file.read_text().replace(json.dumps(_LOCAL_HOSTS), '["box1"]'))
     if command == "train":
-        assert "Only one host is named: box1" in rankdeck_in_process("train", file, exit_code=2).err
+        assert "Only one host is specified: box1" in rankdeck_in_process("train", file, exit_code=2).err
 
 
 def test_a_joining_host_with_the_coordinators_name_is_refused(tmp_path: Path) -> None:
@@ -182,5 +182,5 @@ def test_race_refuses_a_multi_host_configuration(tmp_path: Path) -> None:
     result = rankdeck_in_process("race", file, "--runs", tmp_path / "runs")
     assert (
         result.exit_code == 2
-        and "hosts.use names 2 hosts, but a race runs only on this machine." in result.err
+        and "The key hosts.use lists 2 hosts, but a race runs only on this machine." in result.err
     ), result

@@ -112,7 +112,7 @@ def test_merged_stdout_and_stderr_stay_in_order(project: Path) -> None:
     assert lines[1 : 1 + len(alone)] == alone
     assert lines[-4].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
     assert lines[-3].startswith(
-        f"The script ran with {sys.executable} (Rankdeck's own): install the module there, or choose"
+        f"The script ran with {sys.executable} (Rankdeck's own): install the module for that interpreter"
     )
     assert re.fullmatch(r"  \(logs/rank-0\.0\.out:\d+\)", lines[-2])
     with Terminal([*RUN, name], cwd=project) as terminal:
@@ -202,7 +202,7 @@ def test_a_detached_script_is_stopped_and_run_again(project: Path, monkeypatch: 
         lambda: log.exists() and log.read_text() == "up\n", deadline_s=30, what="the script's first line"
     )
     assert (
-        "only the script can save its own state"
+        "only the script itself can save its state"
         in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
     )
     refused = rankdeck_in_process("resume", run.name, "--strategy", "ddp", exit_code=2).err

@@ -86,7 +86,8 @@ class Keymap(QObject):
                 user_keys[command_id] = tuple(keys)
             else:
                 self.problem = tr(
-                    '{path}: "{command}" must be a list of keys, as in ["Ctrl+K B"]. Its default is used.',
+                    '{path}: "{command}" must be a list of keys, as in ["Ctrl+K B"]. Its '
+                    "default keys are used.",
                     path=self._path,
                     command=command_id,
                 )

@@ -239,7 +239,9 @@ class Comparisons(QObject):
             rest = [ref for ref in ticked if ref != at]
             return QuickPickItem(title, about, partial(show, rest), tr("chosen"), "check")
         if len(ticked) >= MAX_RUNS:
-            full = tr("You can compare at most {most} runs. Remove a run first.", most=MAX_RUNS)
+            full = tr(
+                "You can compare at most {most} runs. Remove a run from the comparison first.", most=MAX_RUNS
+            )
             return QuickPickItem(title, about, partial(self._window.toasts.warn, full), "", "circle-slash")
         return QuickPickItem(title, about, partial(show, [*ticked, at]), "", "circle")
 

@@ -130,8 +130,8 @@ class Launcher(QObject):
             OneTimeAction(lambda: self._session.draft.restore_snapshot(before)),
         )
         text = tr(
-            "The configuration that you typed was not valid TOML. The change was applied to its "
-            "last valid version instead."
+            "The edited configuration was not valid TOML, so the change was applied to its "
+            "last valid version."
         )
         self._window.toasts.show(text, actions=[bring_back])
 

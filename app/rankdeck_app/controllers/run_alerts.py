@@ -131,13 +131,16 @@ class RunAlerts(QObject):
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration the draft, with another strategy."""
         text = tr(
-            "The next run will use {strategy}. Choose Launch to start it.", strategy=strategy_title(strategy)
+            'The next run will use {strategy}. Choose "Launch" to start it.',
+            strategy=strategy_title(strategy),
         )
         self._apply_to_draft(path, {STRATEGY_KEY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
         """Make the run's configuration the draft, with batch norms synchronized across all devices."""
-        text = tr("The next run will synchronize batch norms across all devices. Choose Launch to start it.")
+        text = tr(
+            'The next run will synchronise batch norms across all devices. Choose "Launch" to start it.'
+        )
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:

@@ -366,7 +366,7 @@ class RunTabs(QObject):
             )
             loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
             loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))
-            rate.show_text(run_text.rate_text(run), tooltip=tr("Total of all devices"))
+            rate.show_text(run_text.rate_text(run), tooltip=tr("Total across all devices"))
         self.metrics_changed.emit()
 
     def close(self) -> None:

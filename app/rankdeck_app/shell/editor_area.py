@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the other groups, first the one after the page's; if there is none, split the page's group."""
+        """Return the other groups, the one after the page's first; if there are none, make one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]

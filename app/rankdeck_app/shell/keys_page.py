@@ -130,7 +130,7 @@ class KeysPage(Page):
             return
         title = self._window.commands[self._recording_id].display_title
         self._prompt.setText(
-            tr("{command}: press the new keys. Enter to confirm, Escape to cancel.", command=title)
+            tr("{command}: press the new keys, then Enter to confirm or Escape to cancel.", command=title)
         )
         self._recorder_box.show()
         self.recorder.clear()

@@ -176,7 +176,7 @@ def _layout_commands(window: MainWindow) -> list[Command]:
             # Escape closes the palette first.
             "zenMode && !paletteOpen",
         ),
-        Command("view.maximizePanel", phrase("View: Maximize Panel"), lambda: resize(True), when=is_small),
+        Command("view.maximizePanel", phrase("View: Maximise Panel"), lambda: resize(True), when=is_small),
         Command(
             "view.restorePanel",
             phrase("View: Restore Panel Size"),

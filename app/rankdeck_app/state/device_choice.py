@@ -113,7 +113,7 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
     if selection.kind != "gpu" or not gpus.is_known:
         return None
     if not gpus.devices:
-        advice = tr("Switch Devices to Rehearsal.") if can_rehearse else tr("Switch Devices to No GPUs.")
+        advice = tr('Set Devices to "Rehearsal".') if can_rehearse else tr('Set Devices to "No GPUs".')
         return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
     named = {str(gpu.index): gpu for gpu in gpus.physical_gpus} | {gpu.uuid: gpu for gpu in gpus.devices}
     missing = [name for name in selection.gpus if name not in named]
@@ -138,7 +138,7 @@ def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
                 continue
             case GpuRefusal.SIMULATED:
                 message = tr("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
-                advice = tr("Switch Devices to Rehearsal.")
+                advice = tr('Set Devices to "Rehearsal".')
                 return Problem("no-gpu", message, path="devices.use", advice=advice)
             case GpuRefusal.LOST:
                 message = tr("{gpu} is lost: it no longer responds.", gpu=gpu.label)

@@ -88,7 +88,7 @@ class FixPlans(PlannerClient):
         # The devices are part of the key, because a configuration with `auto` does not name them.
         key = f"{_devices_option(run)}\n{config.to_toml()}"
         if needs_trust:
-            run.set_fix_plan(replace(plan, failure=tr("its code is not trusted")))
+            run.set_fix_plan(replace(plan, failure=tr("the run's code is not trusted")))
         elif key in self._cache:
             run.set_fix_plan(self._cache[key])
         else:
@@ -187,8 +187,8 @@ class OutOfMemoryAnalysis(PlannerClient):
             return
         if needs_trust:
             self.status = tr(
-                "Planning fixes executes the run's own code, which is not trusted yet. Choose "
-                "Resume to trust it."
+                "Planning fixes requires executing the run's own code, which is not trusted "
+                'yet. Choose "Resume" to trust it.'
             )
             self._emit_changed()
             return

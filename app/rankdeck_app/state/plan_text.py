@@ -26,9 +26,9 @@ from rankdeck.run.plan_lines import (
 from rankdeck_app.language import tr, translate
 
 _CAPACITY_TEXTS = {
-    FITS: (tr_noop("Fits in {capacity}"), tr_noop("Fits in {capacity}, {taken} taken")),
-    TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} taken")),
-    MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} taken")),
+    FITS: (tr_noop("Fits in {capacity}"), tr_noop("Fits in {capacity}, {taken} in use")),
+    TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} in use")),
+    MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} in use")),
 }
 """Texts by verdict: one for an unused device, and one for a device that other processes partly use."""
 _VIRTUAL_PREFIX = "Virtual "
@@ -101,7 +101,7 @@ def free_memory_text(line: PlanLine) -> str:
     if room_bytes is None:
         return ""
     if room_bytes < 0:
-        return tr("lacks {size}", size=format_bytes(-room_bytes))
+        return tr("{size} short", size=format_bytes(-room_bytes))
     return tr("{size} left", size=format_bytes(room_bytes))
 
 

@@ -60,7 +60,9 @@ class RunComparison(QObject):
         if at in self.refs:
             return tr("This run is already in the comparison.")
         if len(self.runs) >= MAX_RUNS:
-            return tr("You can compare at most {most} runs. Remove a run first.", most=MAX_RUNS)
+            return tr(
+                "You can compare at most {most} runs. Remove a run from the comparison first.", most=MAX_RUNS
+            )
         if not self._is_known(at.path) and not is_run(at.path):
             return tr("{path} is not a run folder.", path=at.path)
         return ""

@@ -246,7 +246,7 @@ class ScriptDraft(QObject):
             name, equals, value = line.strip().partition("=")
             if not equals or not _VARIABLE_NAME.fullmatch(name.strip()):
                 refusal = tr(
-                    'Line {number} of the environment, "{line}", is not NAME=value.',
+                    'Line {number} of the environment variables, "{line}", is not in the form NAME=value.',
                     number=number,
                     line=line.strip()[:60],
                 )
@@ -297,7 +297,7 @@ class ScriptDraft(QObject):
             self.changed.emit()
 
     def _file_problem(self) -> Problem | None:
-        advice = tr("Choose a script from this folder, or select Browse…")
+        advice = tr('Choose a script from this folder, or use "Browse…".')
         if not self.form.run.removeprefix(MODULE_PREFIX).strip():
             return Problem("no-script", tr("No script is chosen."), path="script.run", advice=advice)
         path = self.path
@@ -317,7 +317,7 @@ class ScriptDraft(QObject):
             self.split_arguments()
         except ValueError:
             message = tr("The arguments cannot be parsed: a quotation mark is not closed.")
-            advice = tr("Close the quotation, or escape the mark with a backslash.")
+            advice = tr("Add the missing quotation mark, or escape the unmatched one with a backslash.")
             return Problem("arguments", message, path="script.arguments", advice=advice)
         return None
 
@@ -332,7 +332,7 @@ class ScriptDraft(QObject):
     def _device_problem(self) -> Problem | None:
         form = self.form
         if form.devices == NO_DEVICES_CHOSEN:
-            advice = tr('Choose at least one GPU, or "No GPUs".')
+            advice = tr('Choose at least one GPU, or choose "No GPUs".')
             return Problem("no-device", tr("No GPU is chosen."), path="script.devices", advice=advice)
         try:
             parse_devices(form.devices)

@@ -101,7 +101,9 @@ class Workspace(QObject):
         self._state_file.save_now()
 
     def _warn_not_saved(self, error: OSError) -> None:
-        self.failed.emit(tr("The folder is open, but will not reopen at the next start: {why}.", why=error))
+        self.failed.emit(
+            tr("The folder is open, but will not be reopened at the next start: {why}.", why=error)
+        )
 
     def _read_folder(self) -> Path | None:
         value = self._state_file.read().get("folder")

@@ -68,7 +68,7 @@ class OutOfMemoryPage(Page):
         self.code_label.setProperty("tone", "mono")
         self.save_button = push_button(
             tr("Save as HTML Page…"),
-            tr("Save all of this as one HTML file, for an issue report"),
+            tr("Save this page as one HTML file to attach to an issue"),
             acts["save"],
         )
         self.kind_list, self.module_list = HolderList(theme), HolderList(theme)

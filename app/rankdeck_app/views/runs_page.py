@@ -169,7 +169,7 @@ class RunsPage(Page):
             if not self._runs.is_known or unread:
                 text = tr("Looking for runs…")
             elif model.num_archived:
-                text = tr("All matching runs are archived. Select Archived to show them.")
+                text = tr('All matching runs are archived. Select "Archived" to show them.')
             elif self._runs.infos:
                 text = tr("No matching runs.")
         self.empty_label.setText(text)

@@ -52,7 +52,7 @@ class HolderList(Chart[HolderListData]):
     """Painted list of holders. If some lines do not fit, the last line states how many are missing."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, HolderListData(), tr("Holders of the device's memory"))
+        super().__init__(theme, HolderListData(), tr("Memory of the device, by owner"))
 
     def describe(self) -> str:
         texts = [f"{item.text}: {_bytes_text(item.num_bytes)}" for item in self.data.holders]

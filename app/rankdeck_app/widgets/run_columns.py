@@ -252,7 +252,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         78,
         "peak_bytes",
         format_bytes,
-        tr_noop("Peak memory of the fullest device in a step"),
+        tr_noop("Peak memory of the fullest device during a step"),
         # Powers of two, as usual for memory.
         group=_group_by_decade(_get_metric("peak_bytes"), lambda size: format_bytes(size, 0), 2),
     ),

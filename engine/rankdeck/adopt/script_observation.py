@@ -147,7 +147,7 @@ def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
                 run=run.name,
             ),
             advice=phrase(
-                "Run it again without --observe=none: rankdeck run {script}", script=script.script.run
+                "Run the script again without --observe=none: rankdeck run {script}", script=script.script.run
             ),
         )
     return NotAdoptableError(

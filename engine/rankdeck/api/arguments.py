@@ -83,13 +83,13 @@ def _file_advice(value: Any) -> str:
     """Return advice on how to pass a function, class or object to the ranks through a file."""
     name = getattr(value, "__name__", "make")
     template = tr_noop(
-        "Move it to a file, with everything that it needs, and refer to it as "
+        "Move the definition and everything that it needs to a file, and refer to it as "
         '"mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
     )
     if not hasattr(value, "__name__"):
         template = tr_noop(
-            "In a file, define a function that creates it, and refer to the function as "
-            '"mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
+            "In a file, define a function that creates the object, and refer to the function "
+            'as "mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
         )
     return phrase(template, name=name if name.isidentifier() else "make")
 

@@ -200,7 +200,7 @@ class Raced:
                             timeout_s=timeout_s,
                         ),
                         code="timeout",
-                        advice=phrase("Wait longer, or stop it with stop()."),
+                        advice=phrase("Wait longer, or stop the race with stop()."),
                     )
                 time.sleep(_POLL_INTERVAL_S)
         except KeyboardInterrupt:
@@ -249,7 +249,7 @@ class Raced:
                 "{race}: {told}.", race=self.name, told=join_phrases(reasons, tr_noop("{before}; {one}"))
             )
         else:
-            message = phrase("{race}: the race is {outcome}.", race=self.name, outcome=race.outcome)
+            message = phrase("{race}: the race was {outcome}.", race=self.name, outcome=race.outcome)
         raise TrainingError(message, problems=problems)
 
     def __repr__(self) -> str:

@@ -89,7 +89,7 @@ class Run:
             raise RankdeckError(
                 phrase("{run} did not end within {timeout_s:g} s.", run=self.name, timeout_s=timeout_s),
                 code="timeout",
-                advice=phrase("Wait longer, or stop it with run.stop()."),
+                advice=phrase("Wait longer, or stop the run with run.stop()."),
             )
         # The exit record is written just before the guard releases the run; only then are all its processes
         # gone.
@@ -133,7 +133,11 @@ class Run:
         """
         if self.outcome in ("failed", "lost"):
             problems = [problem for problem in self.problems if problem.severity == "error"]
-            first = problems[0].message if problems else phrase("The run is {outcome}.", outcome=self.outcome)
+            first = (
+                problems[0].message
+                if problems
+                else phrase("The run's outcome is {outcome}.", outcome=self.outcome)
+            )
             raise TrainingError(phrase("{run}: {first}", run=self.name, first=first), problems=problems)
         return self
 

@@ -77,7 +77,7 @@ def pinned_packages(lock: Path) -> set[str]:
         and isinstance(entry.get("version"), str)
     }
     if not names:
-        raise ValueError(phrase("it names no packages"))
+        raise ValueError(phrase("it lists no packages"))
     return names
 
 

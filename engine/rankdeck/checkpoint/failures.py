@@ -43,7 +43,7 @@ def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
     advice = phrase("Set train.checkpoint_every = 0 to train without checkpoints.")
     if failure.is_state:
         advice = phrase(
-            "In this state, store only numbers, strings, tensors, and lists and dictionaries of them."
+            "Store only numbers, strings, tensors, and lists and dictionaries of them in that state."
         )
     elif is_disk:
         advice = phrase(

@@ -94,7 +94,7 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
         raise MachineError(
             phrase("{race} did not stop within {timeout_s:.0f} s.", race=race.name, timeout_s=STOP_TIMEOUT_S),
             code="not-stopped",
-            advice=phrase("The race's process ID is in {file}.", file=race.lock),
+            advice=phrase("To kill the race's process, use the process ID in {file}.", file=race.lock),
         )
     race_file = read_race(race)
     return _print_outcome(race.name, "stopped" if race_file is None else race_file.outcome, as_json)

@@ -142,7 +142,7 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
         raise ConfigError(
             phrase("The file and --json cannot both be written to stdout."),
             code="usage",
-            advice=phrase("Name a file, or omit --json."),
+            advice=phrase("Specify a file, or omit --json."),
         )
     return file == STDOUT
 

@@ -83,10 +83,10 @@ def _check_hosts(
     """
     if len(hosts) < 2:
         raise ConfigError(
-            phrase("Only one host is named: {host}.", host=hosts[0]),
+            phrase("Only one host is specified: {host}.", host=hosts[0]),
             path="hosts.use",
             advice=phrase(
-                "Name another host, or train on this host alone: rankdeck --host {host} train", host=hosts[0]
+                "Add another host, or train on this host alone: rankdeck --host {host} train", host=hosts[0]
             ),
         )
     from rankdeck.cli.doctor import print_check

@@ -55,7 +55,7 @@ def _find_preset(text: str, path: Path) -> Path:
             phrase("{text} is a folder.", text=text),
             code="unreadable",
             path=text,
-            advice=phrase("Name the TOML file inside it."),
+            advice=phrase("Specify the TOML file inside the folder."),
         )
     if (preset := presets.find_preset(text)) is not None:
         return preset

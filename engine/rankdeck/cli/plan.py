@@ -72,7 +72,7 @@ def plan(
         raise ConfigError(
             phrase("rankdeck plan needs a configuration."),
             code="usage",
-            advice=phrase("Name a TOML file or a preset, or use --accuracy."),
+            advice=phrase("Specify a TOML file or a preset, or use --accuracy."),
         )
     from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import resolve_target
@@ -139,7 +139,7 @@ def predict_lines(
         raise ConfigError(
             phrase("The option --fit-batch needs the memory size of every device."),
             path="rehearsal.capacity",
-            advice=phrase("Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'."),
+            advice=phrase("Add --capacity 24GiB, or specify GPUs: --devices '4 x RTX-4090'."),
         )
     from rankdeck.planner.preload import preload
 

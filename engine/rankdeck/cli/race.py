@@ -120,8 +120,8 @@ def _plan_race(
     if config.hosts.use:
         raise ConfigError(
             plural_phrase(
-                tr_noop("hosts.use names a host, but a race runs only on this machine."),
-                tr_noop("hosts.use names {n} hosts, but a race runs only on this machine."),
+                tr_noop("The key hosts.use lists a host, but a race runs only on this machine."),
+                tr_noop("The key hosts.use lists {n} hosts, but a race runs only on this machine."),
                 len(config.hosts.use),
             ),
             code="hosts",
@@ -147,7 +147,7 @@ def _plan_race(
         raise ConfigError(
             phrase("Rankdeck has no suitable options for {only} on {name}.", only=only, name=target.name),
             code="nothing-to-race",
-            advice=phrase("Set its options in the configuration's strategy table, or race on more devices."),
+            advice=phrase("Set options in the configuration's strategy table, or race on more devices."),
         )
     if not quiet:
         console.err().print(f"planning which strategies fit on {target.name}", style="dim")
@@ -197,7 +197,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
         ),
         code="nothing-fits",
         advice=phrase(
-            "To see what to change, use: rankdeck plan. A strategy named with --only is tried "
+            "To see what to change, use: rankdeck plan. A strategy given with --only is tried "
             "even if its memory cannot be predicted."
         ),
     )

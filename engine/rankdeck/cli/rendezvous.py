@@ -47,7 +47,7 @@ def parse_host_names(hosts: str | None) -> list[str]:
     if names := [name.strip() for name in hosts.split(",") if name.strip()]:
         return names
     raise ConfigError(
-        phrase("The option --hosts {hosts} names no host.", hosts=json.dumps(hosts)),
+        phrase("The option --hosts {hosts} contains no host name.", hosts=json.dumps(hosts)),
         code="usage",
         advice=phrase("For example: --hosts box1,box2"),
     )

@@ -129,8 +129,10 @@ def export(
         ExportFormat,
         typer.Option(
             "--to",
-            help="Weights, one row per step, the output of show, a Perfetto trace, or a folder for "
-            "TensorBoard.",
+            help=(
+                "Weights, a table of steps, the output of show, a Perfetto trace, or a folder for "
+                "TensorBoard."
+            ),
         ),
     ],
     attempt: Attempt = None,
@@ -144,7 +146,7 @@ def export(
         raise ConfigError(
             phrase("TensorBoard reads a folder, which cannot be written to stdout."),
             code="usage",
-            advice=phrase("Name a folder instead of -."),
+            advice=phrase("Specify a folder instead of -."),
         )
     with output_path(file) as there:
         if to is ExportFormat.SAFETENSORS:

@@ -125,7 +125,7 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
                 ),
                 code="usage",
                 advice=phrase(
-                    "Leave -m and --no-python out, and set kind in {file} instead.", file=FOLDER_FILE
+                    "Leave -m and --no-python out, and set the key kind in {file} instead.", file=FOLDER_FILE
                 ),
             )
         entry = file.entry(options.entry or "")
@@ -195,7 +195,7 @@ def _check_utf8(table: Mapping[str, Any]) -> None:
                     text=text.encode(errors="replace").decode(),
                 ),
                 code="not-text",
-                advice=phrase("Use text in UTF-8, or set the locale that matches the encoding."),
+                advice=phrase("Use UTF-8 text, or set a locale that matches the encoding."),
             ) from None
 
 
@@ -222,7 +222,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
     elif scripts:
         advice = phrase("This folder has {script}.", script=scripts[0])
     else:
-        advice = phrase("Name a script, as in: rankdeck run train.py. Use -m for a module.")
+        advice = phrase("Specify a script, as in: rankdeck run train.py. Use -m for a module.")
     raise ConfigError(
         phrase("There is no script {script} in {folder}.", script=entry.run, folder=folder),
         code="no-script",

@@ -173,7 +173,7 @@ def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
         if text == "gpu" and not num_gpus:
             raise DeviceError(
                 phrase("The option --nproc-per-node gpu needs a GPU, but none is visible."),
-                advice=phrase("Write a number, or --devices cpu:2."),
+                advice=phrase("Write a number, or use --devices cpu:2."),
             )
         # As under torchrun, auto counts the GPUs, or without any the processors.
         return num_gpus or os.cpu_count() or 1

@@ -184,7 +184,7 @@ def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) 
 
 def _script_options_error(run: RunDir) -> ConfigError:
     return ConfigError(
-        phrase("{run} is a script's run, which rankdeck resume starts again unchanged.", run=run.name),
+        phrase("{run} runs a script, which rankdeck resume can only start again unchanged.", run=run.name),
         code="script",
         advice=phrase("Leave the options out, or start a new run with rankdeck run."),
     )
@@ -197,7 +197,7 @@ def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     run = find_run(name)
     if is_script_run(run):
         raise ConfigError(
-            phrase("{run} is a script's run, and only the script can save its own state.", run=run.name),
+            phrase("{run} runs a script, and only the script itself can save its state.", run=run.name),
             code="script",
             advice=phrase(
                 "If the script saves a checkpoint on SIGTERM, use rankdeck stop, which sends that signal."

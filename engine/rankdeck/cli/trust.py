@@ -73,7 +73,7 @@ def _confirm(unknown: Sequence[CodeExecution], path: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
             phrase(
-                "This would execute code that you have not trusted on this machine: {code}.",
+                "This command would execute code that is not trusted on this machine: {code}.",
                 code="; ".join(descriptions),
             ),
             code="untrusted",

@@ -218,9 +218,9 @@ def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
 def _timing_mismatch(runs: Sequence[ComparedRun]) -> str:
     kinds = {run.device_kind for run in runs}
     if len(kinds) > 1:
-        return phrase("some times are from GPUs, some from a rehearsal on CPUs")
+        return phrase("some of the times are from GPUs, others from a rehearsal on CPUs")
     if len({run.time_source for run in runs}) > 1:
-        return phrase("some times are simulated")
+        return phrase("some of the times are simulated")
     return ""
 
 

@@ -110,16 +110,16 @@ def check_run_count(runs: list[RunRef]) -> None:
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:
         raise ConfigError(
-            phrase("{run} is named twice.", run=twice.run_dir.name),
+            phrase("{run} is given twice.", run=twice.run_dir.name),
             code="same-run",
-            advice=phrase("Name another run, or two of its attempts: RUN@0 RUN@1."),
+            advice=phrase("Specify another run, or two attempts of this run: RUN@0 RUN@1."),
         )
     if len(runs) < MIN_RUNS:
         raise ConfigError(
             phrase("A comparison needs more than one run."),
             code="too-few-runs",
             advice=phrase(
-                "Name {least} to {most} runs. To list all runs, use: rankdeck runs.",
+                "Specify {least} to {most} runs. To list all runs, use: rankdeck runs.",
                 least=MIN_RUNS,
                 most=MAX_RUNS,
             ),
@@ -127,7 +127,7 @@ def check_run_count(runs: list[RunRef]) -> None:
     if len(runs) > MAX_RUNS:
         raise ConfigError(
             phrase(
-                "{count} runs were named, but at most {most} can be compared.", count=len(runs), most=MAX_RUNS
+                "{count} runs were given, but at most {most} can be compared.", count=len(runs), most=MAX_RUNS
             ),
             code="too-many-runs",
             advice=phrase("Leave some out: more runs would be hard to distinguish."),

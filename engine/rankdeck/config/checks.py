@@ -140,7 +140,7 @@ class ProblemReport:
         if elsewhere is not None:
             advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:
-            none = phrase("It has no options.")
+            none = phrase("There are no options to set here.")
             advice = (
                 phrase("Valid names: {names}.", names=format_choices(field_names)) if field_names else none
             )
@@ -338,7 +338,7 @@ def validate_choice(report: ProblemReport, key_path: KeyPath, values: Any, defau
         return None
     use = values.get("use", default)
     if not isinstance(use, str):
-        message = phrase("{option} is not text in quotes.", option=f"{dotted}.use")
+        message = phrase("The value of {option} must be text in quotes.", option=f"{dotted}.use")
         report.add(
             "wrong-type", (*key_path, "use"), message, phrase("Use {choices}.", choices=format_choices(cards))
         )

@@ -103,17 +103,17 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         ),
         {"train.precision": "bf16"},
         phrase(
-            'Set train.precision = "bf16", which needs no scaler, or use strategy.use = single, dp, ddp '
-            "or model."
+            'Set train.precision = "bf16", which needs no scaler, or set strategy.use = '
+            "single, dp, ddp or model."
         ),
     ),
     Incompatibility(
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.strategy.use not in COMPILE_STRATEGIES,
-        phrase("train.compile needs a model that stays whole on one device per process."),
+        phrase("train.compile needs the whole model on one device in each process."),
         {"train.compile": None},
-        phrase("Leave train.compile out, or use strategy.use = single or ddp."),
+        phrase("Leave train.compile out, or set strategy.use = single or ddp."),
     ),
     Incompatibility(
         (),
@@ -143,7 +143,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
             "and backward per step."
         ),
         {"train.optimizer.use": "adamw"},
-        phrase('Set train.optimizer.use = "adamw", or use sgd or adam.'),
+        phrase('Set train.optimizer.use = "adamw", "sgd" or "adam".'),
     ),
     Incompatibility(
         _SHARDED_STRATEGIES,
@@ -169,8 +169,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and facts.train.accumulate > 1,
         phrase(
-            "strategy.static_graph cannot skip gradient sync during accumulation: torch's "
-            "DistributedDataParallel fails there with an internal error."
+            "With strategy.static_graph, gradient sync cannot be skipped during accumulation: "
+            "torch's DistributedDataParallel would fail with an internal error."
         ),
         {"train.accumulate": 1},
         phrase("Set train.accumulate = 1, or leave strategy.static_graph out."),
@@ -208,7 +208,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
             and facts.strategy.options.get("schedule") in SPLIT_BACKWARD_SCHEDULES
         ),
         phrase(
-            "A schedule that splits backward in two traverses the graph twice, but a "
+            "A schedule with a split backward pass traverses the graph twice, but a "
             "checkpointed block recomputes its forward only once."
         ),
         {"strategy.schedule": "1f1b"},

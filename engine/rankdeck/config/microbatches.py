@@ -77,7 +77,8 @@ def microbatch_problem(
             ),
             path="train.global_batch",
             advice=phrase(
-                "Use a multiple of {least} per accumulation step, or schedule = gpipe.", least=smallest
+                "Use a multiple of {least} samples per accumulation step, or schedule = gpipe.",
+                least=smallest,
             ),
             cure={"strategy.schedule": "gpipe"},
         )

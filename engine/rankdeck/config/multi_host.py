@@ -71,7 +71,7 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
     return Problem(
         "hosts",
         phrase(
-            "{gpus} provides GPUs and {virtual} virtual devices, but a run cannot use both.",
+            "{gpus} provides GPUs and {virtual} provides virtual devices, but a run cannot use both.",
             gpus=of_kind["gpu"],
             virtual=of_kind["cpu"],
         ),
@@ -103,8 +103,8 @@ def hosts_problem(
                 "hosts",
                 phrase(
                     "Every {axis} group needs {size} consecutive ranks, but the hosts have "
-                    "{counts} devices. Some groups would span hosts, and their traffic is "
-                    "heavy.",
+                    "{counts} devices. Some groups would span hosts and cause heavy network "
+                    "traffic.",
                     axis=axis,
                     size=size,
                     counts=", ".join(map(str, counts or ())),

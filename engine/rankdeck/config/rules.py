@@ -173,12 +173,12 @@ def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
 
 
 _UNEVEN_ON_MESH = tr_noop(
-    "train.global_batch = {batch} does not divide into {parts} equal parts "
-    "(train.accumulate {accumulate} x data x shard {slices})."
+    "train.global_batch = {batch} does not divide into {parts} equal parts (train.accumulate = "
+    "{accumulate}, data x shard = {slices})."
 )
 _UNEVEN_ON_DEVICES = tr_noop(
-    "train.global_batch = {batch} does not divide into {parts} equal parts "
-    "(train.accumulate {accumulate} x {slices} devices)."
+    "train.global_batch = {batch} does not divide into {parts} equal parts (train.accumulate = "
+    "{accumulate}, {slices} devices)."
 )
 
 

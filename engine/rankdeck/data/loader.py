@@ -185,8 +185,8 @@ class _Reader:
                 phrase("The samples of one batch cannot be stacked: {error}", error=error),
                 path="data.use",
                 advice=phrase(
-                    "Return tensors, arrays or numbers of the same shapes in every sample. Or "
-                    "give the data set a method read_batch(indices) that returns a whole "
+                    "Return tensors, arrays or numbers, with the same shapes in every sample. "
+                    "Or give the data set a method read_batch(indices) that returns a whole "
                     "batch, as a DataLoader's collate_fn does."
                 ),
             ) from None

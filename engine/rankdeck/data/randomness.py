@@ -37,7 +37,7 @@ PRIVATE_GENERATOR = Problem(
     phrase(
         "The training data uses its own random generator: reading a sample again with the same "
         "seed returned different values. Its randomness depends on the number of devices, on "
-        "data.workers and on resumes."
+        "data.workers and on whether a run is resumed."
     ),
     path="data.use",
     advice=_ADVICE,

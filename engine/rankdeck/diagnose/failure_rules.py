@@ -114,7 +114,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "too-many-processes",
         r"can't start new thread|(\[Errno 11\] |^)Resource temporarily unavailable|pthread_create failed",
-        meaning=tr_noop("The limit on processes and threads is reached."),
+        meaning=tr_noop("The limit on processes and threads has been reached."),
         advice=tr_noop("Raise the limit (ulimit -u, or pids.max of the container), or use fewer ranks."),
     ),
     FailureRule(
@@ -275,8 +275,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "device-assert",
         r"device-side assert triggered",
         meaning=tr_noop(
-            "An index was out of range on the GPU, usually a target outside the classes or a "
-            "token outside the vocabulary."
+            "An index was out of range on the GPU, usually a target that is not a valid class "
+            "or a token outside the vocabulary."
         ),
         advice=_LAUNCH_BLOCKING_ADVICE,
     ),
@@ -401,7 +401,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"does not require grad and does not have a grad_fn",
         meaning=tr_noop("The loss does not depend on any trainable parameter."),
         advice=tr_noop(
-            "Look for detach(), .item(), no_grad() or frozen parameters between the model and the loss."
+            "Look for frozen parameters, and for detach(), .item() or no_grad() between the "
+            "model and the loss."
         ),
     ),
     FailureRule(
@@ -487,7 +488,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Only the file's parameter names, or only the model's, start with \"module.\", the "
             "prefix that a parallel wrapper adds."
         ),
-        advice=tr_noop("Save model.module.state_dict(), or add or remove the prefix before loading."),
+        advice=tr_noop("Save model.module.state_dict() instead, or adjust the prefix before loading."),
     ),
     FailureRule(
         "checkpoint-mismatch",

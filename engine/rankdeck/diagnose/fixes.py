@@ -74,7 +74,7 @@ class Fix:
             return phrase("{size} less than now", size=format_bytes(self.saves_bytes))
         if room >= 0:
             return phrase("{size} to spare", size=format_bytes(room))
-        return phrase("lacks {size}", size=format_bytes(-room))
+        return phrase("{size} short", size=format_bytes(-room))
 
     @property
     def verdict(self) -> str:

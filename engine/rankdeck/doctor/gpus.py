@@ -168,7 +168,7 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
             phrase("NVML: processes of every GPU"),
         )
     finding = phrase("Other processes hold VRAM.")
-    fix = phrase("Stop processes that an ended program left behind.")
+    fix = phrase("Stop processes left behind by programs that have ended.")
     if commands:
         finding = phrase("Processes left behind by an ended run hold VRAM.")
     return make_row("vram", Verdict.WARNING, finding, *evidence, fix=fix, command="; ".join(commands) or None)

@@ -121,7 +121,7 @@ def check_memory() -> Iterator[CheckLine]:
         yield make_row("memory", verdict, finding, *evidence, fix=fix)
     elif not _is_at_least(addresses, _MIN_ADDRESS_SPACE):
         finding = phrase(
-            "The address space is limited to {size}, but CUDA reserves more of it than it uses.",
+            "The address space is limited to {size}, but CUDA reserves more address space than it uses.",
             size=_format_size_limit(addresses),
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
@@ -192,7 +192,7 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
             usable,
             threads=value,
         )
-    fix = phrase("Divide the cores between two ranks, or unset OMP_NUM_THREADS.")
+    fix = phrase("Set OMP_NUM_THREADS so that two ranks share the cores, or unset it.")
     yield make_row("threads", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 

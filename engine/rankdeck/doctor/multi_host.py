@@ -295,7 +295,7 @@ def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     ]
     apart_s = max(offsets.values()) - min(offsets.values())
     if apart_s <= _MAX_SKEW_S:
-        return make_row("clocks", Verdict.OK, phrase("They differ by {s:.2f} s.", s=apart_s), *evidence)
+        return make_row("clocks", Verdict.OK, phrase("The clocks differ by {s:.2f} s.", s=apart_s), *evidence)
     finding = phrase(
         "Clocks are {s:.1f} s apart: a run's charts correct for this, but hosts' logs do not.", s=apart_s
     )
@@ -384,7 +384,7 @@ def _collective_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLi
         finding = phrase(
             "{count} of {total} host pairs fail an all_reduce.", count=len(failed), total=len(others)
         )
-        fix = phrase("Check the connections and interfaces of the hosts; a firewall may block them.")
+        fix = phrase("Check the connections and interfaces of the hosts; a firewall may be blocking them.")
         return make_row("together", Verdict.FAILED, finding, *failed, *evidence, fix=fix)
     speed = f"{format_bytes(min(speeds))}/s"
     if min(speeds) < _SLOW_BYTES_PER_S:

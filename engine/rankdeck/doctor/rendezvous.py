@@ -226,7 +226,7 @@ def _rendezvous_row(backend: str, python: Path, environment: Mapping[str, str], 
         )
     evidence.append(phrase("with {variable}={value} it also fails", variable=variable, value=value))
     fix = phrase(
-        "Check the results for hostname, interface and loopback; a firewall may block the connection."
+        "Check the results for hostname, interface and loopback; a firewall may be blocking the connection."
     )
     if backend == "nccl":
         fix = phrase("Set NCCL_DEBUG=INFO and run the check again: NCCL then logs what it tries.")

@@ -261,7 +261,7 @@ def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     refusal = gpu.refusal
     if refusal is GpuRefusal.SIMULATED:
         message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
-        advice = phrase("Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML.")
+        advice = phrase("Unset RANKDECK_NVML, or rehearse on virtual devices: --devices cpu:2.")
     elif refusal is GpuRefusal.LOST:
         message = phrase("{gpu} is lost: the driver can no longer reach it.", gpu=_gpu_name(gpu))
         advice = phrase("Choose another GPU. This one may need a reset, or the machine a reboot.")
@@ -323,7 +323,7 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
     cuts = config.strategy.options.get("cuts")
     if config.strategy_spec.one_device:
         count, message, code, config_path = 1, _SINGLE_TEXTS, "one-device", "strategy.use"
-        advice = phrase("Choose ddp or dp to use them all.")
+        advice = phrase("Choose ddp or dp to use all devices.")
     elif config.strategy_spec.one_process and cuts:
         count, message, code, config_path = len(cuts) + 1, _STAGES_TEXTS, "fewer-stages", "strategy.cuts"
         advice = phrase("Add one cut for each unused device, or remove strategy.cuts.")

@@ -200,7 +200,7 @@ def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
         raise device_selection.busy_error(answer["refused"].strip() or "another run")
     if not (folder.exists() or run.path.exists()):
         raise MachineError(
-            phrase("The run could not be started: its folder was removed: {folder}.", folder=run.path),
+            phrase("The run could not be started because its folder was removed: {folder}.", folder=run.path),
             code="removed",
             advice=phrase("Start the run again, and keep the runs folder until the run ends."),
         )

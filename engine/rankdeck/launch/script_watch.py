@@ -180,14 +180,14 @@ class ScriptWatch(Watch):
             return raised
         script = self._config.script
         advice = phrase(
-            "The script ran with {python}: install the module there, or choose another "
-            "interpreter with --python.",
+            "The script ran with {python}: install the module for that interpreter, or choose "
+            "another with --python.",
             python=script.python,
         )
         if script.python_source:
             advice = phrase(
-                "The script ran with {python} ({source}): install the module there, or choose "
-                "another interpreter with --python.",
+                "The script ran with {python} ({source}): install the module for that "
+                "interpreter, or choose another with --python.",
                 python=script.python,
                 source=script.python_source,
             )

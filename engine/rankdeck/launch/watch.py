@@ -241,8 +241,8 @@ class Watch:
             )
         if not self._may_end():
             return phrase(
-                "Rankdeck does not end the run for this. Inspect the run with rankdeck stacks "
-                "{run}, or end it with rankdeck stop {run}.",
+                "Rankdeck will not end the run because of this. Inspect the run with rankdeck "
+                "stacks {run}, or end it with rankdeck stop {run}.",
                 run=run,
             )
         if self._on_hang == "restart":

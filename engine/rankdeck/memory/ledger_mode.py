@@ -220,5 +220,5 @@ def _mixed_devices_error(func: OpOverload, first: int, second: int) -> TrainingE
             second=second,
         ),
         code="device-mix",
-        advice=phrase("Move one of them first (VirtualDevices.transfer), or keep both on one device."),
+        advice=phrase("Move one of the tensors first (VirtualDevices.transfer), or keep both on one device."),
     )

@@ -51,7 +51,7 @@ def model(*, config: str, **changes: Any) -> nn.Module:
                 name=name,
             ),
             path="model.args.config",
-            advice=phrase("Check its `architectures`, or install a newer version of transformers."),
+            advice=phrase("Check `architectures` in the file, or install a newer version of transformers."),
         )
     # These two describe the file and are not options of the model.
     config_fields = {

@@ -57,7 +57,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
                 kind=type(outputs).__name__,
             ),
             path="loss.use",
-            advice=phrase('Use loss.use = "model" or your own "module:function".'),
+            advice=phrase('Set loss.use = "model" or your own "module:function".'),
         )
     if outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets):
         return outputs, targets
@@ -206,7 +206,7 @@ def user_loss(name: str, function: Any) -> Loss:
                     name=name,
                 ),
                 path="loss.use",
-                advice=phrase("Compute it from the outputs, without detach() or float()."),
+                advice=phrase("Compute the sum from the outputs, without detach() or float()."),
             )
         return total, result[1]
 

@@ -289,20 +289,20 @@ def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
 
 _DATA_DEPENDENT_TEXTS = {
     "DataDependentOutputException": (
-        tr_noop("The model reads a tensor's value, so it cannot be traced without running it."),
+        tr_noop("The model reads a tensor's value, so it cannot be traced without being run."),
         tr_noop(
-            "The model reads a tensor's value, so it cannot be traced without running it "
+            "The model reads a tensor's value, so it cannot be traced without being run "
             "({file}, line {line})."
         ),
     ),
     "DynamicOutputShapeException": (
         tr_noop(
             "The model creates a tensor whose shape depends on values, so it cannot be traced "
-            "without running it."
+            "without being run."
         ),
         tr_noop(
             "The model creates a tensor whose shape depends on values, so it cannot be traced "
-            "without running it ({file}, line {line})."
+            "without being run ({file}, line {line})."
         ),
     ),
 }

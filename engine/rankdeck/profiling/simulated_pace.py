@@ -249,7 +249,7 @@ class SimulatedPace:
         max_gflops = _round_down(1e-9 / slowest / _MARGIN)
         raise _pace_error(
             message,
-            phrase("Use at most {most:g}, or omit it to let Rankdeck choose a value.", most=max_gflops),
+            phrase("Use at most {most:g}, or omit the key to let Rankdeck choose a value.", most=max_gflops),
             path="rehearsal.device_gflops",
         )
 

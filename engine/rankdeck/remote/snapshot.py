@@ -71,7 +71,7 @@ def pack(config: RunConfig) -> bytes:
                     code="too-large",
                     path="folder",
                     advice=phrase(
-                        "Exclude files that are not code with .gitignore, or move the "
+                        "Use .gitignore to exclude files that are not code, or move the "
                         "configuration to a folder that contains only code."
                     ),
                 )

@@ -140,7 +140,9 @@ def connection_error(host: str, code: int | None, lines: Sequence[str]) -> Machi
         message = phrase(
             "rankdeck on {host} exited with status {code}: {why}.", host=host, code=code, why=why
         )
-        advice = phrase("Fix this on the host, or reinstall: rankdeck --host {host} install", host=host)
+        advice = phrase(
+            "Fix the error on the host, or reinstall Rankdeck: rankdeck --host {host} install", host=host
+        )
         return MachineError(message, code="no-rankdeck", advice=advice)
     if "Permission denied" in output:
         message = phrase("{host} does not accept SSH logins without a prompt.", host=host)

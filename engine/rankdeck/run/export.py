@@ -52,11 +52,15 @@ def export_weights(run: RunDir, file: Path) -> None:
             ),
             code="no-weights",
             path=str(run.path),
-            advice=phrase("Look in the folder where it was started: {folder}", folder=script.script.folder),
+            advice=phrase(
+                "Look in the folder in which the run was started: {folder}", folder=script.script.folder
+            ),
         )
     if not files.is_regular(run.weights):
         outcome = run.outcome()
-        later = phrase("They are saved after the last step: rankdeck watch {run}", run=run.name)
+        later = phrase(
+            "Weights are saved after the last step. Follow the run with: rankdeck watch {run}", run=run.name
+        )
         raise ConfigError(
             _no_weights_message(run.name, outcome),
             code="no-weights",
@@ -182,7 +186,7 @@ def export_trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
         advice = phrase("Steps 2 to 4 are always sampled: run at least four steps.")
         if is_observed:
             message = phrase("{run} has no steps.", run=run.name)
-            advice = phrase("Rankdeck observed no optimizer step in its script.")
+            advice = phrase("Rankdeck observed no optimizer step in the run's script.")
         raise ConfigError(message, code="no-spans", path=str(run.events_folder), advice=advice)
     text = json.dumps(make_trace(events), allow_nan=False, separators=(",", ":"))
     write_export(file, lambda target: target.write_text(text, encoding="utf-8"))

@@ -35,7 +35,7 @@ from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place_model
 from rankdeck.strategies.facts import FanOutFacts
 
-_PARALLEL_LOSS_ADVICE = phrase('Set strategy.parallel_loss = true, or use strategy.use = "ddp".')
+_PARALLEL_LOSS_ADVICE = phrase('Set strategy.parallel_loss = true or strategy.use = "ddp".')
 
 
 class _ReplicaModule(nn.Module):

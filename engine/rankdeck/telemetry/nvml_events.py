@@ -154,7 +154,7 @@ _RESET_ADVICE = tr_noop("Reset the GPU when it is idle.")
 _XID_TEXTS = {
     13: (tr_noop("{gpu}: XID {xid}, a kernel raised an exception."), _PROGRAM_ADVICE),
     31: (tr_noop("{gpu}: XID {xid}, a kernel accessed memory outside its allocations."), _PROGRAM_ADVICE),
-    43: (tr_noop("{gpu}: XID {xid}, a program's work was stopped."), _PROGRAM_ADVICE),
+    43: (tr_noop("{gpu}: XID {xid}, the GPU stopped a program's work."), _PROGRAM_ADVICE),
     45: (
         tr_noop(
             "{gpu}: XID {xid}, work was cleaned up after an earlier error or after a program was killed."

@@ -63,7 +63,7 @@ METRICS = {
             "used_bytes",
             "B",
             10,
-            tr_noop("memory in use, without the driver's own reserve if the driver reports it"),
+            tr_noop("memory in use, excluding the driver's own reserve if the driver reports one"),
             2**50,
         ),
         Metric(

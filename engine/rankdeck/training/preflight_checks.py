@@ -59,8 +59,8 @@ def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConf
             code="sparse-gradients",
             path="strategy.use",
             advice=phrase(
-                "Build the embedding with sparse = False, or use single, model, pipeline or ddp with "
-                'sync = "native".'
+                "Build the embedding with sparse = False. Or use single, model or pipeline, or "
+                'ddp with sync = "native".'
             ),
             changes={"strategy.use": "ddp"} if config.strategy.use != "ddp" else {"strategy.sync": "native"},
         )
@@ -212,7 +212,9 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
             ),
             code="optimizer",
             path="train.optimizer.use",
-            advice=phrase("Use sgd, adam or adamw, or ddp, which keeps weights whole."),
+            advice=phrase(
+                "Use the optimizer sgd, adam or adamw, or the strategy ddp, which keeps weights whole."
+            ),
             changes={"strategy.use": "ddp"},
         )
     return ConfigError(
@@ -241,7 +243,9 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
             "them.",
             use=use,
         )
-        advice = phrase("Use ddp, where every rank holds all weights, or sgd, adam or adamw.")
+        advice = phrase(
+            "Use the strategy ddp, where every rank holds all weights, or the optimizer sgd, adam or adamw."
+        )
     return ConfigError(
         message, code="optimizer", path="train.optimizer.use", advice=advice, changes={"strategy.use": "ddp"}
     )
@@ -256,7 +260,10 @@ def _random_optimizer_error(use: str) -> ConfigError:
         ),
         code="optimizer",
         path="train.optimizer.use",
-        advice=phrase("Use single, dp or model, which run in one process, or sgd, adam or adamw."),
+        advice=phrase(
+            "Use the strategy single, dp or model, which run in one process, or the optimizer sgd, "
+            "adam or adamw."
+        ),
         changes={"strategy.use": "single"},
     )
 

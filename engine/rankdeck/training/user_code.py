@@ -327,7 +327,8 @@ def user_error(
     advice = phrase("Fix the code there, then start again.")
     if active_fake_mode() is not None:
         advice = phrase(
-            "A plan builds models on fake tensors. If a run can build this model, the code is correct."
+            "A plan builds models with fake tensors, which not all code supports. A run may "
+            "still be able to build this model."
         )
     return error_class(
         phrase(template, key=key, target=target, error=error_message, file=file, line=line),

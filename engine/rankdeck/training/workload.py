@@ -225,7 +225,7 @@ def _num_steps(config: RunConfig, num_samples: int) -> int:
             ),
             path="train.global_batch",
             advice=phrase(
-                "Use a global batch of at most {num_samples}, or more data.", num_samples=num_samples
+                "Reduce the global batch to {num_samples} or less, or use more data.", num_samples=num_samples
             ),
             changes={"train.global_batch": num_samples},
         )
@@ -318,7 +318,7 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
     return ModelError(
         message,
         path="model.use",
-        advice=phrase("Use data.use = {better}, or another model.", better=format_choices(better)),
+        advice=phrase("Set data.use = {better}, or use another model.", better=format_choices(better)),
         changes={"data.use": "digits" if "digits" in better else better[0]},
     )
 

@@ -87,6 +87,6 @@ def test_a_fix_plan_text_says_predicted() -> None:
 
 def test_an_unknown_fix_plan_is_described() -> None:
     assert FixPlan("DDP").texts(0)[0] == "with DDP: planning…"
-    assert FixPlan("DDP", failure="its code is not trusted").texts(0) == (
-        "with DDP: its code is not trusted", "with DDP: unknown",
+    assert FixPlan("DDP", failure="the run's code is not trusted").texts(0) == (
+        "with DDP: the run's code is not trusted", "with DDP: unknown",
     )  # fmt: skip

@@ -83,7 +83,7 @@ def test_the_baseline_stays_with_its_run(
 def test_refused_runs_are_explained(make: Callable[[], RunComparison], tmp_path: Path) -> None:
     ats = [RunRef(write_run(tmp_path, f"run {number}").path) for number in range(MAX_RUNS + 1)]
     comparing = make()
-    assert comparing.add(ats) == ["You can compare at most 8 runs. Remove a run first."]
+    assert comparing.add(ats) == ["You can compare at most 8 runs. Remove a run from the comparison first."]
     assert comparing.refs == ats[:MAX_RUNS]
     comparing.remove(ats[0])
     assert comparing.add([ats[1]]) == ["This run is already in the comparison."]

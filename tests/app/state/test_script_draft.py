@@ -44,7 +44,11 @@ def test_the_form_becomes_a_command_line(script: ScriptDraft, tmp_path: Path) ->
         ("run", "trian.py", "trian.py does not exist"),
         ("run", "models", "is a folder"),
         ("arguments", "--name 'open", "a quotation mark is not closed"),
-        ("environment", "A=1\n2B=3", 'Line 2 of the environment, "2B=3", is not NAME=value'),
+        (
+            "environment",
+            "A=1\n2B=3",
+            'Line 2 of the environment variables, "2B=3", is not in the form NAME=value',
+        ),
         ("devices", "gpu:", "No GPU is chosen"),
         ("devices", "gpu:x", "neither a GPU index"),
     ],

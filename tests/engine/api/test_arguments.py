@@ -88,7 +88,7 @@ def test_wrong_arguments_of_run_are_refused_by_name(
         (
             {"data": {"use": object()}},
             {},
-            'define a function that creates it, and refer to the function as "mine.py:make"',
+            'define a function that creates the object, and refer to the function as "mine.py:make"',
         ),
         ({"model": {"use": "__main__:net"}}, {}, 'refer to it as "path/to/file.py:net".'),
         (

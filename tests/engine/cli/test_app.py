@@ -100,7 +100,7 @@ def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], mes
         (["train", "digits-mpl"], "unknown-config", 'Did you mean "digits-mlp"?'),
         (["validate", "x" * 5000], "unknown-config", "Presets:"),
         (["validate", "~nobody-of-this-name/x.toml"], "unknown-config", "Presets:"),
-        (["validate", "/"], "unreadable", "Name the TOML file"),
+        (["validate", "/"], "unreadable", "Specify the TOML file"),
         (["validate", ""], "unknown-config", "Presets:"),
         (["train", "digits-mlp", "--devices", "tpu:1"], "device", "cpu:N"),
         (["train", "digits-mlp", "--devices", ""], "device", "cpu:N"),

@@ -79,7 +79,7 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(1, "A comparison needs more than one run"), (9, "9 runs were named, but at most 8")],
+    [(1, "A comparison needs more than one run"), (9, "9 runs were given, but at most 8")],
 )
 def test_two_to_eight_runs_can_be_compared(number: int, message: str) -> None:
     runs = [RunRef(Path(f"/runs/{index}")) for index in range(number)]

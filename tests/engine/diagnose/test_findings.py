@@ -500,7 +500,7 @@ def test_a_zero_learning_rate_is_found(configured: Any, script: Any) -> None:
     groups.write_step_line(0, 1, falling_losses(400), step_s=0.01, lr=0.0)
     problem = run_problems(run)["learning-rate-zero"]
     assert problem.message == "The learning rate is 0: steps do not change the parameters."
-    assert problem.evidence[0].text == "in every step from 901 to 1000 with a known learning rate"
+    assert problem.evidence[0].text == "in every step from 901 to 1000 whose learning rate is known"
     assert run_problems(decays) == run_problems(groups) == {}
 
 

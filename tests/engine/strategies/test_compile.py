@@ -32,5 +32,5 @@ def test_compiled_ddp_matches_one_device(ranks: tuple[int, RankSet]) -> None:
 @pytest.mark.parametrize("strategy", ["dp", "fsdp", "pipeline", "tensor"])
 def test_other_strategies_refuse_to_compile_with_the_reason(strategy: str) -> None:
     toml = f'train.compile = true\nmodel.use = "gpt"\ndata.use = "text"\nstrategy.use = "{strategy}"'
-    with pytest.raises(ConfigError, match="stays whole on one device per process"):
+    with pytest.raises(ConfigError, match="the whole model on one device in each process"):
         from_text(toml, folder=Path(), devices="cpu:2")

@@ -153,7 +153,7 @@ class CompareView(SideBarView):
             list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
             theme.changed.connect(list_view.viewport().update)
         self.compared_list.setToolTip(
-            tr("Enter makes a run the baseline. Delete removes the run from the comparison.")
+            tr("Press Enter to make a run the baseline, or Delete to remove it from the comparison.")
         )
         self.compared_list.installEventFilter(self)
         self.compared_list.activated.connect(lambda index: self._make_baseline(index.row()))

@@ -210,7 +210,7 @@ class SummaryPanel(QWidget):
             )
         if report.phases is not None:
             header, rows = _phase_table(report.phases)
-            note = tr("step {step}, the last sampled", step=report.phases.step)
+            note = tr("step {step}, the last sampled step", step=report.phases.step)
             note = " · ".join(filter(None, (note, tr(report.phases.note))))
             self._add_section(
                 tr("Time by phase"), note, _make_table(header, rows, number_columns=range(1, len(header)))

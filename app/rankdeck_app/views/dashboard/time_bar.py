@@ -81,7 +81,7 @@ def time_travel_headline(run: LiveRun) -> Headline:
         )
         return (
             "info",
-            tr("Going back to the run's state {time} after its start…", time=at),
+            tr("Going back to {time} after the run's start…", time=at),
             f"{shown_text} {now}".strip(),
         )
     assert past is not None

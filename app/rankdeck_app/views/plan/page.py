@@ -371,7 +371,11 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
     race = raced.race
     if race is None:
         return ""
-    where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (live tensors only)")
+    where = (
+        tr("in rehearsal, on this CPU")
+        if race.is_rehearsal
+        else tr("on GPUs (memory counts live tensors only)")
+    )
     done, count = race.num_finished, len(race.unique_entries)
     if raced.is_running:
         return tr(

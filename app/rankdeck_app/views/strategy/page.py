@@ -127,7 +127,7 @@ class StrategyPage(Page):
         label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variant_box)
         tooltip = tr("Predict which data moves in a step")
-        self.draw_button = push_button(tr("Draw It"), tooltip, self.step_movement.plan_now, height=28)
+        self.draw_button = push_button(tr("Draw Step"), tooltip, self.step_movement.plan_now, height=28)
         column(None, row(None, self.draw_button, None), on=self.drawing)
         self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_requested.emit, height=28)
         self.notes_label, self.problem_label = (
@@ -307,13 +307,13 @@ def lengths_note(step: StepMovement) -> str:
         return ""
     if step.timeline.is_pipeline:
         text = tr(
-            "Predicted, in the order of the engine's own step. Block lengths show operation "
-            "counts, not time; transfers have no length."
+            "Predicted, in the order in which the engine runs a step. Block lengths show "
+            "operation counts, not time; transfers have no length."
         )
     else:
         text = tr(
-            "Predicted, in the order of the engine's own step. Block lengths show operation "
-            "counts and transfer lengths show bytes, not time."
+            "Predicted, in the order in which the engine runs a step. Block lengths show "
+            "operation counts and transfer lengths show bytes, not time."
         )
     overlap = tr("Steps overlap: each device uses data that was sent to it in the previous step.")
     rest = tr("A device waits for data that this step does not send, so the rest of its step is omitted.")

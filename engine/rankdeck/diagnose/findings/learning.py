@@ -289,16 +289,16 @@ def find_learning_rate_zero(context: RuleContext) -> Problem | None:
         phrase("The learning rate is 0: steps do not change the parameters."),
         Evidence(
             phrase(
-                "in every step from {first} to {last} with a known learning rate",
+                "in every step from {first} to {last} whose learning rate is known",
                 first=int(steps[-num]),
                 last=int(steps[-1]),
             )
         ),
-        advice=phrase("Make the schedule as long as the run, or end it above zero.")
+        advice=phrase("Make the schedule as long as the run, or let it end above zero.")
         if not context.is_observed
         else phrase(
             "Make the schedule as long as the training (the scheduler counts its own step() "
-            "calls, not epochs), or end it above zero."
+            "calls, not epochs), or let it end above zero."
         ),
     )
 

@@ -148,10 +148,13 @@ def find_large_bubble(context: RuleContext) -> Problem | None:
             message,
             evidence,
             advice=phrase(
-                "The stages take different times: set strategy.cuts so that the slowest stage gets less work."
+                "The stages take different amounts of time: set strategy.cuts so that the "
+                "slowest stage gets less work."
             )
             if is_even
-            else phrase('The stages take different times: strategy.balance = "time" evens them out.'),
+            else phrase(
+                'The stages take different amounts of time: strategy.balance = "time" balances them.'
+            ),
             changes={} if is_even or context.config is None else {"strategy.balance": "time"},
         )
     return None

@@ -36,7 +36,9 @@ def _reported_batch_norms(context: RuleContext) -> Problem | None:
         ),
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if can_sync
-        else phrase("Use group norms, more samples per device, or ddp or fsdp with sync_batchnorm = true."),
+        else phrase(
+            "Use group norms, use more samples per device, or set sync_batchnorm = true with ddp or fsdp."
+        ),
         changes={"strategy.sync_batchnorm": True} if can_sync else {},
     )
 

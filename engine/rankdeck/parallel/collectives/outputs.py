@@ -108,8 +108,8 @@ def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> An
 
 
 _ADVICE = phrase(
-    "Set strategy.parallel_loss = true, which gathers only losses, or return tensors, or "
-    "tuples, dicts or dataclasses of tensors."
+    "Return tensors, or tuples, dicts or dataclasses of tensors. Or set strategy.parallel_loss "
+    "= true, which gathers only losses."
 )
 
 

@@ -99,7 +99,7 @@ class UsedWeights:
                 code="blocks-differ",
                 path="strategy.use",
                 advice=phrase(
-                    'Run all blocks on every rank, or use strategy.use = "ddp" with '
+                    'Run all blocks on every rank, or set strategy.use = "ddp" with '
                     "find_unused_parameters = true."
                 ),
                 changes={"strategy.use": "ddp", "strategy.find_unused_parameters": True},

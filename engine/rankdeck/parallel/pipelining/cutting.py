@@ -351,7 +351,7 @@ def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) 
         return left
     raise ModelError(
         phrase(
-            "{model} cannot be cut into stages that compute the same results: {difference}.",
+            "{model} cannot be cut into stages that reproduce its results: {difference}.",
             model=type(chain.model).__name__,
             difference=difference,
         ),
@@ -370,8 +370,8 @@ def _units_error(model: nn.Module, difference: Phrase) -> ModelError:
         ),
         path="model.use",
         advice=phrase(
-            "Return every module that forward runs, in the same order. Move the code between "
-            "them into modules."
+            "Return every module that forward runs, in the same order. Move code that runs "
+            "between modules into a module."
         ),
     )
 

@@ -353,9 +353,9 @@ def _class_without_hooks(kind: Any) -> Any:
 
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     raise ModelError(
-        phrase("A stage needs {name} from another stage, unlike when the model was cut.", name=name),
+        phrase("A stage needs {name} from another stage, but did not when the model was cut.", name=name),
         path="strategy.use",
-        advice=phrase('Run the same operations for all batches, or use strategy.use = "ddp" or "fsdp".'),
+        advice=phrase('Run the same operations for all batches, or set strategy.use = "ddp" or "fsdp".'),
     )
 
 
@@ -363,7 +363,7 @@ def _other_modules_error() -> ModelError:
     return ModelError(
         phrase("The model runs different modules for this batch than for the batch used to cut it."),
         path="strategy.use",
-        advice=phrase('Run the same modules for all batches, or use strategy.use = "ddp" or "fsdp".'),
+        advice=phrase('Run the same modules for all batches, or set strategy.use = "ddp" or "fsdp".'),
     )
 
 

@@ -206,7 +206,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             phrase("strategy.loss_parallel needs an output layer with split classes, but the plan has none."),
             path="strategy.loss_parallel",
             advice=phrase(
-                "Leave strategy.loss_parallel out, or use a vocabulary size divisible by the ranks."
+                "Leave strategy.loss_parallel out, or use a vocabulary size divisible by the number of ranks."
             ),
         )
 

@@ -298,12 +298,12 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, 
     if loose := find_loose_tie(model, set(split)):
         raise ModelError(
             phrase(
-                "strategy.plan splits a weight that is shared with {loose}, which it does not split.",
+                "strategy.plan splits a weight that is shared with {loose}, but does not split that layer.",
                 loose=loose,
             ),
             path="strategy.plan",
             advice=phrase(
-                "Add {loose} to the plan, or remove the layer that shares its weight.", loose=loose
+                "Add {loose} to the plan, or leave out the layer that shares its weight.", loose=loose
             ),
         )
     return SplitPlan(num_ranks, tuple(layers), heads=_find_heads(model, num_ranks, layers), is_user_plan=True)

@@ -259,7 +259,7 @@ def slices_error(model: nn.Module, complaint: str) -> ModelError:
         code="tensor-plan",
         path="strategy.use",
         advice=phrase(
-            "In reshapes, use -1 for the width of all heads and store their number in "
+            "In reshapes, use -1 for the width of all heads and store the number of heads in "
             "num_heads, or use ddp, fsdp or pipeline."
         ),
     )
@@ -360,7 +360,7 @@ _OTHER_LAYERS_TEXT = tr_noop(
 )
 _NO_PAIR_TEXT = tr_noop(
     "No two layers were found in {model} ({kinds}) that {num_ranks} ranks can split. The first "
-    "layer's outputs must go elementwise to the second layer only, and its width must be "
+    "layer's outputs must go elementwise to the second layer only, and their width must be "
     "divisible by the number of ranks."
 )
 _COMPUTED_WEIGHT_TEXT = tr_noop(

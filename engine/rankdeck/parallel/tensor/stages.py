@@ -34,7 +34,7 @@ def split_stages(
     if tables:
         raise ModelError(
             phrase(
-                "{module} is a bias per attention head that later stages also add, but only "
+                "{module} is a per-head attention bias that later stages also add, but only "
                 "unsplit tensors can be passed between stages.",
                 module=tables[0],
             ),

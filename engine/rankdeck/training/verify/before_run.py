@@ -86,15 +86,15 @@ _MESSAGES: dict[Cause, str] = {
         "that on one device: {names}."
     ),
     "forward": tr_noop(
-        "strategy.use = {strategy} computes a different loss than one device from the same "
-        "weights; largest differences: {names}."
+        "From the same weights, strategy.use = {strategy} computes a different loss than one "
+        "device; largest differences: {names}."
     ),
     "gradient": tr_noop(
-        "strategy.use = {strategy} computes different gradients than one device from the same "
-        "weights: {names}."
+        "From the same weights, strategy.use = {strategy} computes different gradients than "
+        "one device: {names}."
     ),
     "optimizer": tr_noop(
-        "train.optimizer.use = {optimizer} computes different weights from the same gradients "
+        "From the same gradients, train.optimizer.use = {optimizer} computes different weights "
         "with strategy.use = {strategy} than on one device: {names}."
     ),
     "unknown": tr_noop(

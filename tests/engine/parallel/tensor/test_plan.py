@@ -168,7 +168,7 @@ def test_layers_other_than_linear_and_embedding_are_refused() -> None:
 def test_indivisible_models_are_advised_other_strategies() -> None:
     model = nn.Module()
     model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
-    with pytest.raises(ModelError, match="its width must be divisible") as raised:
+    with pytest.raises(ModelError, match="their width must be divisible") as raised:
         make_plan(model, 2, None)
     assert "Use ddp, which works with unmodified models" in str(raised.value.advice)
 
