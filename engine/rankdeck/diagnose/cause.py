@@ -298,7 +298,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
     victims = [rank for rank in ranks if _has_failed(rank)]
     if victims and not any(is_timeout(_last_message(rank)) for rank in victims):
         return None
-    standing = HangState(
+    hang_state = HangState(
         {rank.rank: rank.beat for rank in ranks if rank.beat is not None},
         {rank.rank: rank.frames for rank in ranks if rank.frames},
         [rank.rank for rank in ranks if rank.is_suspended],
@@ -308,15 +308,15 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         last_lines={rank.rank: rank.last_lines for rank in ranks if rank.exit_code is None},
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]
-    laggard = find_laggard(standing)
+    laggard = find_laggard(hang_state)
     # All other ranks have ended with a timeout, so they waited for the only one that is alive.
-    if laggard is None and len(waiting) == 1 and not standing.has_collective_mismatch:
+    if laggard is None and len(waiting) == 1 and not hang_state.has_collective_mismatch:
         laggard = waiting[0]
     if laggard is None:
-        is_known = standing.has_collective_mismatch or not victims
-        return Cause(hang_problem(standing, now_s), 1) if is_known and standing.beats else None
+        is_known = hang_state.has_collective_mismatch or not victims
+        return Cause(hang_problem(hang_state, now_s), 1) if is_known and hang_state.beats else None
     last_lines = next(rank.last_lines for rank in ranks if rank.rank == laggard)
-    return Cause(hang_problem(standing, now_s, laggard).replace_fields(last_lines=last_lines), 1)
+    return Cause(hang_problem(hang_state, now_s, laggard).replace_fields(last_lines=last_lines), 1)
 
 
 def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:

@@ -98,20 +98,20 @@ class HangState:
         return format_location(frames) if frames else beat_location(self.beats[rank])
 
 
-def find_laggard(standing: HangState) -> int | None:
+def find_laggard(hang_state: HangState) -> int | None:
     """Return the rank that the others wait for, or None if it cannot be identified."""
-    beats, stacks = standing.beats, standing.stacks
+    beats, stacks = hang_state.beats, hang_state.stacks
     # A suspended rank explains the hang, whatever stacks and heartbeats say.
-    if len(standing.suspended) == 1:
-        return standing.suspended[0]
-    if len(beats) < 2 or standing.has_collective_mismatch:
+    if len(hang_state.suspended) == 1:
+        return hang_state.suspended[0]
+    if len(beats) < 2 or hang_state.has_collective_mismatch:
         return None
     away = [rank for rank, frames in stacks.items() if not is_waiting(frames)]
-    absent = find_missing_ranks(standing.calls)
+    absent = find_missing_ranks(hang_state.calls)
     if absent is not None:
         # A rank missing from one collective may wait in another, for a rank that waits nowhere.
         late = [rank for rank in absent[0] if rank in away or rank not in stacks]
-        late = late or [rank for rank in away if current_call(standing.calls.get(rank, ())) is None]
+        late = late or [rank for rank in away if current_call(hang_state.calls.get(rank, ())) is None]
         return late[0] if len(late) == 1 else None
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
@@ -131,57 +131,57 @@ def find_laggard(standing: HangState) -> int | None:
     return late[0] if len(late) == 1 else None
 
 
-def hang_warning(standing: HangState, now_s: float, advice: Phrase) -> Problem:
+def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem:
     """Return the warning that no rank makes progress. `advice` says what will happen to the run."""
-    rank = _blamed_rank(standing)
-    arguments = {"seconds": now_s - max(beat.at_s for beat in standing.beats.values())}
-    call = None if rank is None else _awaited_call(standing, rank)
+    rank = _blamed_rank(hang_state)
+    arguments = {"seconds": now_s - max(beat.at_s for beat in hang_state.beats.values())}
+    call = None if rank is None else _awaited_call(hang_state, rank)
     if rank is None:
         message = phrase(
-            "No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(standing), **arguments
+            "No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(hang_state), **arguments
         )
-    elif len(standing.beats) == 1:
+    elif len(hang_state.beats) == 1:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}.", stands=_rank_status(rank, standing), **arguments
+            "No progress for {seconds:.0f} s: {stands}.", stands=_rank_status(rank, hang_state), **arguments
         )
     elif call is None:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the other ranks wait.",
-            stands=_rank_status(rank, standing),
+            stands=_rank_status(rank, hang_state),
             **arguments,
         )
     else:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the other ranks wait in {call}.",
-            stands=_rank_status(rank, standing),
+            stands=_rank_status(rank, hang_state),
             call=call.text(),
             **arguments,
         )
-    code = "rank-suspended" if standing.suspended else "hang-suspected"
-    return _with_log_error(Problem(code, message, advice=advice, rank=rank, severity="warning"), standing)
+    code = "rank-suspended" if hang_state.suspended else "hang-suspected"
+    return _with_log_error(Problem(code, message, advice=advice, rank=rank, severity="warning"), hang_state)
 
 
-def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> Problem:
+def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -> Problem:
     """Return the problem that says why a run was ended for lack of progress. `rank` is the one that the
-    others waited for; if None, it is determined from `standing`."""
-    rank = _blamed_rank(standing) if rank is None else rank
+    others waited for; if None, it is determined from `hang_state`."""
+    rank = _blamed_rank(hang_state) if rank is None else rank
     if rank is None:
-        seconds = now_s - max(beat.at_s for beat in standing.beats.values())
+        seconds = now_s - max(beat.at_s for beat in hang_state.beats.values())
         message = phrase(
             "There was no progress for {seconds:.0f} s: {ranks}.",
             seconds=seconds,
-            ranks=_all_ranks_text(standing),
+            ranks=_all_ranks_text(hang_state),
         )
-        network = standing.lossy_network
+        network = hang_state.lossy_network
         advice = phrase("Have every rank call the same collectives, in the same order.")
         advice = advice if network is None else network.advice()
-        return _with_log_error(Problem("hang", message, advice=advice), standing)
-    beat, call = standing.beats.get(rank), _awaited_call(standing, rank)
+        return _with_log_error(Problem("hang", message, advice=advice), hang_state)
+    beat, call = hang_state.beats.get(rank), _awaited_call(hang_state, rank)
     arguments = {
         "seconds": 0.0 if beat is None else now_s - beat.at_s,
-        "stands": _rank_status(rank, standing),
+        "stands": _rank_status(rank, hang_state),
     }
-    if len(standing.beats) == 1 and beat is not None:
+    if len(hang_state.beats) == 1 and beat is not None:
         message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **arguments)
     elif call is None:
         message = phrase(
@@ -196,16 +196,16 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
             **arguments,
         )
     advice = phrase("Check what the rank does there. If it is only slow, raise launch.timeout_s.")
-    if rank in standing.suspended:
+    if rank in hang_state.suspended:
         advice = phrase("A signal suspended the process. Resume it (kill -CONT), or start the run again.")
-    return _with_log_error(Problem("hang", message, advice=advice, rank=rank), standing)
+    return _with_log_error(Problem("hang", message, advice=advice, rank=rank), hang_state)
 
 
-def _with_log_error(problem: Problem, standing: HangState) -> Problem:
+def _with_log_error(problem: Problem, hang_state: HangState) -> Problem:
     """Return the problem, with the error at the end of a rank's log added: a rank keeps waiting if a process
     that reads data for it has died of that error."""
-    for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
-        lines = standing.last_lines.get(rank, ())
+    for rank in sorted(hang_state.last_lines) if problem.rank is None else [problem.rank]:
+        lines = hang_state.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None
         if named is None or named.code == COMMUNICATION:
             continue
@@ -215,42 +215,43 @@ def _with_log_error(problem: Problem, standing: HangState) -> Problem:
             rank=rank,
             line=lines[-1],
         )
-        next_step = named.advice(for_script=any(beat.is_step_complete for beat in standing.beats.values()))
+        next_step = named.advice(for_script=any(beat.is_step_complete for beat in hang_state.beats.values()))
         advice = phrase("{next_step} {advice}", next_step=next_step or "", advice=problem.as_phrase("advice"))
         return problem.replace_fields(message=message, advice=advice if next_step else problem.advice)
     return problem
 
 
-def _blamed_rank(standing: HangState) -> int | None:
+def _blamed_rank(hang_state: HangState) -> int | None:
     """Return the laggard, or the only rank with a heartbeat."""
-    return next(iter(standing.beats)) if len(standing.beats) == 1 else find_laggard(standing)
+    return next(iter(hang_state.beats)) if len(hang_state.beats) == 1 else find_laggard(hang_state)
 
 
-def _awaited_call(standing: HangState, rank: int) -> CollectiveCall | None:
+def _awaited_call(hang_state: HangState, rank: int) -> CollectiveCall | None:
     """Return the collective that the other ranks are in."""
-    absent = find_missing_ranks(standing.calls)
+    absent = find_missing_ranks(hang_state.calls)
     if absent is not None:
         return absent[1]
-    others = (current_call(calls) for other, calls in standing.calls.items() if other != rank)
+    others = (current_call(calls) for other, calls in hang_state.calls.items() if other != rank)
     return next((call for call in others if call is not None), None)
 
 
-def _all_ranks_text(standing: HangState) -> Phrase:
+def _all_ranks_text(hang_state: HangState) -> Phrase:
     """Describe a hang of all ranks: they wait for each other or for the network, or are in different
     collectives."""
-    different, network = find_mismatch(standing.calls), standing.lossy_network
+    different, network = find_mismatch(hang_state.calls), hang_state.lossy_network
     if network is not None:
         return network.text()
     if not different:
-        return phrase("every rank is waiting, with {ranks}", ranks=format_ranks(standing, standing.beats))
+        return phrase("every rank is waiting, with {ranks}", ranks=format_ranks(hang_state, hang_state.beats))
     return phrase(
-        "the ranks are in different collectives, with {ranks}", ranks=format_calls(different, standing.stacks)
+        "the ranks are in different collectives, with {ranks}",
+        ranks=format_calls(different, hang_state.stacks),
     )
 
 
-def format_ranks(standing: HangState, ranks: Iterable[int]) -> Phrase:
+def format_ranks(hang_state: HangState, ranks: Iterable[int]) -> Phrase:
     """Format ranks with their locations: 'rank 0 in ..., rank 1 in ...'."""
-    return _join_ranks([_format_rank(rank, standing) for rank in sorted(ranks)])
+    return _join_ranks([_format_rank(rank, hang_state) for rank in sorted(ranks)])
 
 
 def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
@@ -278,39 +279,39 @@ def _join_ranks(texts: Sequence[Phrase]) -> Phrase:
     return phrase(_RANK_LISTS[len(arguments) + len(more) - 1], **arguments, **more)
 
 
-def _format_rank(rank: int, standing: HangState) -> Phrase:
-    if rank in standing.suspended:
-        at = beat_location(standing.beats[rank])
+def _format_rank(rank: int, hang_state: HangState) -> Phrase:
+    if rank in hang_state.suspended:
+        at = beat_location(hang_state.beats[rank])
         return phrase("rank {rank} {place}, suspended by a signal (SIGSTOP)", rank=rank, place=at)
-    if rank in standing.stacks:
-        at = standing.rank_location(rank)
-        if rank in standing.microbatches:
+    if rank in hang_state.stacks:
+        at = hang_state.rank_location(rank)
+        if rank in hang_state.microbatches:
             return phrase(
                 "rank {rank} in {place} after starting {work}",
                 rank=rank,
                 place=at,
-                work=standing.microbatches[rank],
+                work=hang_state.microbatches[rank],
             )
         return phrase("rank {rank} in {place}", rank=rank, place=at)
-    return phrase("rank {rank} {place}", rank=rank, place=beat_location(standing.beats[rank]))
+    return phrase("rank {rank} {place}", rank=rank, place=beat_location(hang_state.beats[rank]))
 
 
-def _rank_status(rank: int, standing: HangState) -> Phrase:
+def _rank_status(rank: int, hang_state: HangState) -> Phrase:
     """Return a complete clause that says where a rank is, with its microbatch."""
-    location, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
+    location, work = _rank_location_clause(rank, hang_state), hang_state.microbatches.get(rank)
     if work is None:
         return location
     return phrase("{stands}, after starting {work}", stands=location, work=work)
 
 
-def _rank_location_clause(rank: int, standing: HangState) -> Phrase:
-    beat, frames = standing.beats.get(rank), standing.stacks.get(rank)
+def _rank_location_clause(rank: int, hang_state: HangState) -> Phrase:
+    beat, frames = hang_state.beats.get(rank), hang_state.stacks.get(rank)
     if beat is None:
-        if rank in standing.suspended:
+        if rank in hang_state.suspended:
             return phrase("it has not started and is suspended by a signal (SIGSTOP)")
         return phrase("it has not started")
     at = beat_location(beat)
-    if rank in standing.suspended:
+    if rank in hang_state.suspended:
         return phrase("it is {place}, suspended by a signal (SIGSTOP)", place=at)
     if frames:
         return phrase("it is {place}, in {function}", place=at, function=format_location(frames))

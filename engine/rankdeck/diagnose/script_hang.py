@@ -30,37 +30,37 @@ _EXITED_TEXTS = {
 """Texts by (whether the exited rank's location is known, whether the other ranks' locations are known)."""
 
 
-def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
+def script_hang_warning(hang_state: HangState, now_s: float, run: str) -> Problem:
     """Return the warning that a script hangs or has lost a rank; its advice contains the command that stops
     `run`."""
-    beats = standing.beats
+    beats = hang_state.beats
     seconds = now_s - max(beat.at_s for beat in beats.values())
-    if standing.exited:
-        rank, beat = next(iter(standing.exited.items()))
+    if hang_state.exited:
+        rank, beat = next(iter(hang_state.exited.items()))
         advice = phrase(
             "A collective waits for every rank, and Rankdeck does not stop scripts that hang. "
             "Stop the run with: rankdeck stop {run}",
             run=run,
         )
-        message = _exited_message(rank, beat, seconds, standing)
+        message = _exited_message(rank, beat, seconds, hang_state)
         return Problem("rank-left", message, advice=advice, rank=rank, severity="warning")
     advice = phrase(
         "Rankdeck does not stop scripts that hang. Stop the run with: rankdeck stop {run}", run=run
     )
-    if len(beats) > 1 and find_laggard(standing) is None:
+    if len(beats) > 1 and find_laggard(hang_state) is None:
         advice = phrase(
             "Check that all ranks call the same collectives; Rankdeck does not stop scripts "
             "that hang. Stop the run with: rankdeck stop {run}",
             run=run,
         )
-    warning = hang_warning(standing, now_s, advice)
+    warning = hang_warning(hang_state, now_s, advice)
     return warning if len(beats) > 1 else warning.replace_fields(rank=None)
 
 
-def _exited_message(rank: int, beat: Beat | None, seconds: float, standing: HangState) -> Phrase:
+def _exited_message(rank: int, beat: Beat | None, seconds: float, hang_state: HangState) -> Phrase:
     arguments: dict[str, object] = {"rank": rank, "seconds": seconds}
     if beat is not None:
         arguments["place"] = beat_location(beat)
-    if standing.stacks:
-        arguments["ranks"] = format_ranks(standing, standing.beats)
-    return phrase(_EXITED_TEXTS[beat is not None, bool(standing.stacks)], **arguments)
+    if hang_state.stacks:
+        arguments["ranks"] = format_ranks(hang_state, hang_state.beats)
+    return phrase(_EXITED_TEXTS[beat is not None, bool(hang_state.stacks)], **arguments)

@@ -1,10 +1,10 @@
 """Probe a host for a multi-host run: its software and GPUs, its connections to other hosts, and a collective
 with the coordinator.
 
-`run_host_probe` listens at the host's address, reports the host's software and GPUs, and then runs an
-all_reduce with the coordinator; the nodes take turns. `probe_endpoints` tries to connect to the other hosts.
-Both print each result as one line of JSON as soon as it is known. multi_host.py starts both functions on each
-host from the client.
+`run_host_probe` listens on the host's address, reports the host's software and GPUs, and then runs an
+all_reduce with the coordinator, one host after another. `probe_endpoints` tries to connect to the other
+hosts. Both print each result as one line of JSON as soon as it is known. multi_host.py starts both functions
+on each host from the client.
 """
 
 from __future__ import annotations

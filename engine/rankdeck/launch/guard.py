@@ -125,9 +125,9 @@ class Guard:
     def start_supervisor(self, *more: str) -> None:
         """Fork and execute the supervisor, with further arguments `more`. Raises: OSError if that fails."""
         me = os.getpid()
-        words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(words_end, selectors.EVENT_READ, self._on_report)
-        self._report_bytes, self._report_fd = b"", words_end
+        report_read, report_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(report_read, selectors.EVENT_READ, self._on_report)
+        self._report_bytes, self._report_fd = b"", report_read
         log = os.open(
             f"{self._run}/logs/supervisor.{self._attempt}.err",
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
@@ -146,9 +146,9 @@ class Guard:
                     os._exit(1)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
-                os.set_inheritable(words_write, True)
+                os.set_inheritable(report_write, True)
                 command = [
-                    argument.replace("{report_fd}", str(words_write)) for argument in self._spec["command"]
+                    argument.replace("{report_fd}", str(report_write)) for argument in self._spec["command"]
                 ]
                 command += more
                 if self._signals is not None:
@@ -161,7 +161,7 @@ class Guard:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
         _log.info("attempt %d: supervisor %d started", self._attempt, self._supervisor)
-        os.close(words_write)
+        os.close(report_write)
         os.close(log)
         if not self._max_restarts:
             # Only the supervisor keeps these open, so that the other end notices when it has gone.

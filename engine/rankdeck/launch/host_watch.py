@@ -68,14 +68,14 @@ class NodeWatch(Watch):
             until_told_s=self.warning_after_s({rank: beat}),
             is_excused=is_excused,
         )
-        standing = self._hang_state
-        if standing.beats.get(rank) != beat:
+        hang_state = self._hang_state
+        if hang_state.beats.get(rank) != beat:
             return report
-        report.is_close, report.suspended = True, rank in standing.suspended
-        report.cores = standing.cores.get(rank, 0.0)
+        report.is_close, report.suspended = True, rank in hang_state.suspended
+        report.cores = hang_state.cores.get(rank, 0.0)
         report.frames = [
             (frame.file[-_MAX_TEXT_LENGTH:], frame.line, frame.function[:_MAX_TEXT_LENGTH])
-            for frame in standing.stacks.get(rank, ())[:_MAX_FRAMES]
+            for frame in hang_state.stacks.get(rank, ())[:_MAX_FRAMES]
         ]
         report.calls = [
             (
@@ -85,10 +85,10 @@ class NodeWatch(Watch):
                 call.shape[:_MAX_TEXT_LENGTH],
                 call.is_finished,
             )
-            for call in standing.calls.get(rank, ())[-_MAX_CALLS:]
+            for call in hang_state.calls.get(rank, ())[-_MAX_CALLS:]
         ]
-        if rank in standing.microbatches:
-            arguments = standing.microbatches[rank].arguments
+        if rank in hang_state.microbatches:
+            arguments = hang_state.microbatches[rank].arguments
             report.work = str(arguments["phase"]), int(arguments["number"])
         return report
 
@@ -194,17 +194,17 @@ class CoordinatorWatch(Watch):
     def evidence(self) -> list[RankEvidence]:
         """Return the evidence about each rank, including ranks on other hosts whose nodes reported a lack of
         progress."""
-        standing = self._hang_state
-        others = [rank for rank in standing.beats if self._is_remote(rank)]
+        hang_state = self._hang_state
+        others = [rank for rank in hang_state.beats if self._is_remote(rank)]
         every = super().evidence() + [
             RankEvidence(
                 rank=rank,
                 exit_code=None,
-                beat=standing.beats[rank],
-                is_suspended=rank in standing.suspended,
-                frames=standing.stacks.get(rank, ()),
-                calls=standing.calls.get(rank, ()),
-                microbatch=standing.microbatches.get(rank),
+                beat=hang_state.beats[rank],
+                is_suspended=rank in hang_state.suspended,
+                frames=hang_state.stacks.get(rank, ()),
+                calls=hang_state.calls.get(rank, ()),
+                microbatch=hang_state.microbatches.get(rank),
             )
             for rank in others
         ]

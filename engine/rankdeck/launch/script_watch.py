@@ -91,11 +91,11 @@ class ScriptWatch(Watch):
             return False
         return True
 
-    def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
+    def hang_warning(self, hang_state: HangState, now_s: float, left_s: float) -> Problem:
         """Return the warning about a hang, which also mentions ranks that have exited."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
-        return script_hang_warning(replace(standing, exited=left), now_s, self._run.name)
+        return script_hang_warning(replace(hang_state, exited=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
         """Return the pid of the process that identified itself as this rank or, if there is none, of the

@@ -89,7 +89,7 @@ class Supervisor(SupervisorInterface):
         oom_kills = _count_oom_kills()
         try:
             self._write_start()
-            code = 0 if self._run_ranks() else self._raise_cause(oom_kills)
+            code = 0 if self._run_ranks() else self._report_cause(oom_kills)
         except StopSignal:
             code = EXIT_STOPPED
             self._writer.write(events.Stopping(attempt=self._arguments.attempt))
@@ -225,7 +225,7 @@ class Supervisor(SupervisorInterface):
                 self.report_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
         return self._watch.poll()
 
-    def _raise_cause(self, oom_kills: int) -> int:
+    def _report_cause(self, oom_kills: int) -> int:
         """Report the one problem that caused the failure and return the run's exit code.
 
         Raises: StopSignal if a requested stop was the cause.

@@ -216,24 +216,24 @@ class Watch:
     def _may_end(self) -> bool:
         """Check whether a hang is allowed to end the run because no progress can be expected. A single rank
         that is computing may just be slow, and so may all ranks while they load data and build the model."""
-        standing = self._hang_state
-        has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in standing.beats.values())
+        hang_state = self._hang_state
+        has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in hang_state.beats.values())
         if self._on_hang == "wait":
             return False
         if self._is_single_rank:
-            return has_begun and not standing.is_computing
-        return has_begun or standing.has_waiting_rank
+            return has_begun and not hang_state.is_computing
+        return has_begun or hang_state.has_waiting_rank
 
-    def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
+    def hang_warning(self, hang_state: HangState, now_s: float, left_s: float) -> Problem:
         """Return the warning about a hang, which also says what will happen to the run."""
-        return hang_warning(standing, now_s, self._outlook(standing, left_s))
+        return hang_warning(hang_state, now_s, self._outlook(hang_state, left_s))
 
-    def _outlook(self, standing: HangState, left_s: float) -> Phrase:
+    def _outlook(self, hang_state: HangState, left_s: float) -> Phrase:
         run = self._run.name
-        if standing.suspended:
-            pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
+        if hang_state.suspended:
+            pids = " ".join(str(self._pid(rank)) for rank in hang_state.suspended)
             return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
-        if self._is_single_rank and standing.is_computing:
+        if self._is_single_rank and hang_state.is_computing:
             return phrase(
                 "The rank is computing and may just be slow. Inspect it with rankdeck stacks "
                 "{run}, or end the run with rankdeck stop {run}.",

@@ -191,7 +191,7 @@ def user_loss(name: str, function: Any) -> Loss:
         if not _is_sum_and_count(result):
             raise ModelError(
                 phrase(
-                    "{name} must return (sum, count): a 0-dim tensor, and a number or another 0-dim tensor.",
+                    "{name} must return (sum, count): a 0-dim tensor, and an int or 0-dim tensor.",
                     name=name,
                 ),
                 path="loss.use",

@@ -279,7 +279,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the problem that would stop a run too; None if only fake tensors are the cause."""
+    """Return the error's problem if it would also stop a run; None if only planning causes the error."""
     # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 
@@ -343,14 +343,14 @@ def build_plan_line(
 
 
 def _build_movement(config: RunConfig, num_devices: int, planned: Mapping[int, RankPlan]) -> Movement | None:
-    standing = {0: 0}
+    representatives = {0: 0}
     if not config.strategy_spec.one_process:
-        standing = _rank_representatives(config, num_devices, planned)
-        standing |= {rank: rank for rank in planned}
-    operations = {rank: planned[rank].operations for rank in sorted(set(standing.values()))}
+        representatives = _rank_representatives(config, num_devices, planned)
+        representatives |= {rank: rank for rank in planned}
+    operations = {rank: planned[rank].operations for rank in sorted(set(representatives.values()))}
     if not all(operations.values()):
         return None
-    return Movement(operations, [standing[rank] for rank in sorted(standing)], planned[0].mesh)
+    return Movement(operations, [representatives[rank] for rank in sorted(representatives)], planned[0].mesh)
 
 
 def _planned_devices(
@@ -359,8 +359,10 @@ def _planned_devices(
     if config.strategy_spec.one_process:
         by_device = dict(enumerate(planned[0].devices))
     else:
-        standing = _rank_representatives(config, target.num_devices, planned)
-        by_device = {rank: _device_of_kind(planned[same], target, rank) for rank, same in standing.items()}
+        representatives = _rank_representatives(config, target.num_devices, planned)
+        by_device = {
+            rank: _device_of_kind(planned[same], target, rank) for rank, same in representatives.items()
+        }
     return [_complete_device(device, index, config, target) for index, device in by_device.items()]
 
 

@@ -285,7 +285,8 @@ class RunState(AttemptRows):
         return self.script.metrics
 
     def remaining_s(self) -> float | None:
-        """Return the seconds until the last step at the pace of the last quarter of the steps."""
+        """Return the seconds left until the last step, at the pace of the newest quarter of the completed
+        steps."""
         planned = self.num_steps_planned
         if planned is None or self.step is None:
             return None
@@ -320,7 +321,7 @@ class RunState(AttemptRows):
 
     @property
     def source(self) -> str | None:
-        """Source of the memory values, such as 'measured in rehearsal', once memory was reported."""
+        """Source of the memory values, such as 'measured in rehearsal'; None until memory is reported."""
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:

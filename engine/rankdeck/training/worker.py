@@ -1,7 +1,7 @@
 """Run one rank from start to exit.
 
-The supervisor starts this module as `python -P -m rankdeck.training.worker`; environment variables name the
-run, rank and heartbeat. The rank writes why it ends into its event file, then exits with one of these codes:
+`launch/rank_start.py` runs this module in each rank; environment variables specify the run, rank and
+heartbeat page. The rank writes why it ends into its event file, then exits with one of these codes:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 

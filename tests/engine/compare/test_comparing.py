@@ -115,7 +115,7 @@ def test_the_best_run_of_a_row_is_marked(
         ({"config": {"model": {"use": "resnet", "args": {}}}}, "loss", "the models differ, so losses cannot"),
         ({"config": {"data": {"use": "digits", "order": "given"}}}, "loss", "the data differ"),
         ({"kind": "gpu"}, "samples_per_s", "others from a rehearsal"),
-        ({"pace": "simulated"}, "step_s", "simulated times"),
+        ({"pace": "simulated"}, "step_s", "times are simulated"),
         ({"losses": (4.0, 3.0, 2.0)}, "loss", "different numbers of steps"),
         ({"losses": (4.0, 3.0, 2.0)}, "trained_s", "different numbers of steps"),
     ],

@@ -88,7 +88,7 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
         ('[train]\nschedule = { use = "cosin" }', "unknown-choice", "train.schedule.use", "cosine"),
         ('[train]\noptimizer = { use = "sgd", lr = -1 }', "wrong-value", "train.optimizer.lr", "more than 0"),
         ('[train]\noptimizer = { use = "sgd", eps = 1 }', "foreign-option", "train.optimizer.eps", "adamw"),
-        ("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs", "Keep one"),
+        ("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs", "Keep only one"),
         (
             '[train]\nprecision = "fp16"\n[devices]\nuse = "cpu:1"',
             "does-not-combine",

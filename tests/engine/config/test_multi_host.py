@@ -52,7 +52,7 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
         ),
         ("hybrid", {"tensor": 4}, "strategy.tensor", "Every tensor group needs 4 consecutive ranks"),
         ("hybrid", {"stage": 2, "shard": 2}, "strategy.shard", "Every shard group needs 4 consecutive ranks"),
-        ("ddp", {"hosts": {"use": ["a", "b", "a"]}}, "hosts.use", "names a twice"),
+        ("ddp", {"hosts": {"use": ["a", "b", "a"]}}, "hosts.use", "lists a twice"),
         ("ddp", {"hosts": {"devices": {"c": "cpu:1"}}}, "hosts.devices.c", "hosts.use does not"),
         (
             "ddp",
@@ -60,7 +60,12 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
             "hosts.devices.box1",
             '"tpu" is not a valid device selection',
         ),
-        ("ddp", {"hosts": {"devices": {"box1": "gpu:0"}}}, "hosts.devices.box1", "box2 virtual devices"),
+        (
+            "ddp",
+            {"hosts": {"devices": {"box1": "gpu:0"}}},
+            "hosts.devices.box1",
+            "box2 provides virtual devices",
+        ),
         ("ddp", {"hosts": {"use": "box1"}}, "hosts.use", "is not a list"),
         ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, but hosts.use lists only 2"),
         ("ddp", {"hosts": {"across": ["data"]}}, "hosts.across", "data"),

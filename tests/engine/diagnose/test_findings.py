@@ -350,9 +350,11 @@ def test_nearly_full_memory_is_found(configured: Any) -> None:
         case_run.start(1, device_infos(1), strategy="single")
         case_run.write_memory(0, 1, {0: {"activations": num_bytes}})
     problem = run_problems(full)["memory-tight"]
-    assert problem.message.startswith("GPU 0 is 96 % full") and problem.cure == {"train.accumulate": 2}
+    assert problem.message.startswith("GPU 0's memory is 96 % full") and problem.cure == {
+        "train.accumulate": 2
+    }
     assert problem.evidence[0].text == "77.0 GiB of 80.0 GiB, in step 5"
-    assert run_problems(rehearsed)["memory-tight"].message.startswith("Virtual 0 is 98 % full")
+    assert run_problems(rehearsed)["memory-tight"].message.startswith("Virtual 0's memory is 98 % full")
     assert run_problems(cached) == run_problems(roomy) == {}
 
 

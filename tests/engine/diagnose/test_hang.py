@@ -55,34 +55,34 @@ def test_stacks_outrank_phase_start_times() -> None:
 
 
 def test_a_suspended_rank_is_the_laggard() -> None:
-    standing = HangState(BOTH, suspended=[1])
-    assert find_laggard(standing) == 1
-    assert hang_warning(standing, 120.0, "").code == "rank-suspended"
+    hang_state = HangState(BOTH, suspended=[1])
+    assert find_laggard(hang_state) == 1
+    assert hang_warning(hang_state, 120.0, "").code == "rank-suspended"
     message = hang_warning(HangState(BOTH, suspended=[0, 1]), 120.0, "").message
     assert message.count("suspended by a signal") == 2
 
 
 def test_a_missing_collective_finds_the_laggard_without_stacks() -> None:
-    standing = HangState(
+    hang_state = HangState(
         BOTH, {0: COMPUTING_FRAMES, 1: COMPUTING_FRAMES}, calls={0: [EARLIER, REDUCE], 1: [EARLIER]}
     )
-    assert find_laggard(standing) == 1 and standing.has_waiting_rank
-    message = hang_warning(standing, 117.0, "").message
+    assert find_laggard(hang_state) == 1 and hang_state.has_waiting_rank
+    message = hang_warning(hang_state, 117.0, "").message
     assert "No progress for 16 s: it is in step 18" in message
     assert message.endswith("while the other ranks wait in all_reduce number 58 (650 Float).")
     assert (
         "the other ranks waited for it in all_reduce number 58 (650 Float)"
-        in hang_problem(standing, 117.0).message
+        in hang_problem(hang_state, 117.0).message
     )
 
 
 def test_a_missing_rank_that_waits_is_not_the_laggard() -> None:
     beats = {rank: Beat(18, "step", 100.0) for rank in range(3)}
     calls = {0: [EARLIER, REDUCE], 1: [EARLIER], 2: [CollectiveCall("1", 3, "broadcast", is_finished=True)]}
-    standing = HangState(beats, {0: WAITING_FRAMES, 1: WAITING_FRAMES, 2: COMPUTING_FRAMES}, calls=calls)
-    assert find_laggard(standing) == 2
-    standing = HangState(beats, {0: WAITING_FRAMES, 1: WAITING_FRAMES, 2: WAITING_FRAMES}, calls=calls)
-    assert find_laggard(standing) is None
+    hang_state = HangState(beats, {0: WAITING_FRAMES, 1: WAITING_FRAMES, 2: COMPUTING_FRAMES}, calls=calls)
+    assert find_laggard(hang_state) == 2
+    hang_state = HangState(beats, {0: WAITING_FRAMES, 1: WAITING_FRAMES, 2: WAITING_FRAMES}, calls=calls)
+    assert find_laggard(hang_state) is None
 
 
 def test_mismatched_collectives_are_listed_without_a_laggard() -> None:
@@ -90,9 +90,9 @@ def test_mismatched_collectives_are_listed_without_a_laggard() -> None:
         Frame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier"),
         Frame("/p/mine.py", 11, "loss"),
     ]
-    standing = HangState(BOTH, {0: WAITING_FRAMES, 1: frames}, calls={0: [REDUCE], 1: [BARRIER]})
-    assert find_laggard(standing) is None
-    for problem in (hang_warning(standing, 117.0, ""), hang_problem(standing, 117.0)):
+    hang_state = HangState(BOTH, {0: WAITING_FRAMES, 1: frames}, calls={0: [REDUCE], 1: [BARRIER]})
+    assert find_laggard(hang_state) is None
+    for problem in (hang_warning(hang_state, 117.0, ""), hang_problem(hang_state, 117.0)):
         assert problem.rank is None
         assert "in different collectives, with rank 0 in step (train.py, line 3): all_reduce number 58" in (
             problem.message
@@ -125,7 +125,7 @@ def test_an_unfinished_collective_on_all_hosts_blames_the_network(
 
 
 @pytest.mark.parametrize(
-    "standing",
+    "hang_state",
     [
         HangState(
             BOTH,
@@ -145,8 +145,8 @@ def test_an_unfinished_collective_on_all_hosts_blames_the_network(
     ],
     ids=["one host", "hosts unknown", "a rank is away", "a rank is missing", "other collectives"],
 )
-def test_the_network_is_not_blamed_when_a_rank_may_be(standing: HangState) -> None:
-    assert "network" not in hang_problem(standing, 120.0).message
+def test_the_network_is_not_blamed_when_a_rank_may_be(hang_state: HangState) -> None:
+    assert "network" not in hang_problem(hang_state, 120.0).message
 
 
 def test_the_last_error_of_a_log_is_shown_with_advice() -> None:
@@ -156,8 +156,8 @@ def test_the_last_error_of_a_log_is_shown_with_advice() -> None:
         1: ("Traceback (most recent call last):", "OSError: [Errno 24] Too many open files"),
     }
     for stacks in ({0: WAITING_FRAMES, 1: COMPUTING_FRAMES}, {}):
-        standing = HangState(BOTH, stacks, last_lines=lines)
-        for problem in (hang_warning(standing, 117.0, "Wait."), hang_problem(standing, 117.0)):
+        hang_state = HangState(BOTH, stacks, last_lines=lines)
+        for problem in (hang_warning(hang_state, 117.0, "Wait."), hang_problem(hang_state, 117.0)):
             assert problem.message.endswith(
                 "The last line of rank 1's log: OSError: [Errno 24] Too many open files"
             )
@@ -167,10 +167,10 @@ def test_the_last_error_of_a_log_is_shown_with_advice() -> None:
 
 
 def test_a_single_rank_is_shown_with_its_location() -> None:
-    standing = HangState({0: Beat(20, "step", 100.0)}, {0: COMPUTING_FRAMES})
-    message = hang_warning(standing, 117.0, "").message
+    hang_state = HangState({0: Beat(20, "step", 100.0)}, {0: COMPUTING_FRAMES})
+    message = hang_warning(hang_state, 117.0, "").message
     assert message == "No progress for 17 s: it is in step 20, in loss (mine.py, line 11)."
-    assert hang_problem(standing, 160.0).message == (
+    assert hang_problem(hang_state, 160.0).message == (
         "It made no progress for 60 s: it is in step 20, in loss (mine.py, line 11)."
     )
 

@@ -1,9 +1,8 @@
-"""State that forwards change, for batches split into chunks: microbatches of a stage, dp's replicas, ranks.
+"""State that is changed by forward passes, if a batch is split: into microbatches, dp's replicas or ranks.
 
-    before a batch    every chunk starts from the same state
-    after it          equal results count once, floating-point ones are averaged, weighted by samples,
-                      counts of samples are added up; for integers and text that differ, the first chunk's
-                      value is kept
+    before a batch    every chunk starts from the same state after it          results that are equal count
+    once, floating-point ones are averaged, weighted by samples, counts of samples are added up; for integers
+    and text that differ, the first chunk's value is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only that

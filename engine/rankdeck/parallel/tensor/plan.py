@@ -149,7 +149,7 @@ def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
 def _differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> dict[SplitUnit, SplitDifference]:
-    """Return the units whose slices compute something else, each with its difference.
+    """Return the units whose slices give a different result from the whole unit, each with its difference.
 
     All ranks of a run call this together.
     """
