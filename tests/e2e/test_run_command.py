@@ -178,7 +178,7 @@ def test_closed_streams_stay_closed_and_non_utf_8_is_refused(project: Path) -> N
     assert (shell.returncode, shell.stdout, shell.stderr) == (0, b"", b"")
     assert (last_run().logs_folder / "rank-0.0.err").read_text() == "err\n"
     odd = subprocess.run([*RUN, name, b"\xff"], cwd=project, capture_output=True, check=False)
-    assert odd.returncode == 2 and b"is not UTF-8" in odd.stderr
+    assert odd.returncode == 2 and b"is not valid UTF-8" in odd.stderr
 
 
 def test_run_json_prints_the_summary_and_logs_the_output(project: Path) -> None:

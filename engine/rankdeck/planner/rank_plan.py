@@ -343,14 +343,14 @@ def build_plan_line(
 
 
 def _build_movement(config: RunConfig, num_devices: int, planned: Mapping[int, RankPlan]) -> Movement | None:
-    representatives = {0: 0}
+    same_as = {0: 0}
     if not config.strategy_spec.one_process:
-        representatives = _rank_representatives(config, num_devices, planned)
-        representatives |= {rank: rank for rank in planned}
-    operations = {rank: planned[rank].operations for rank in sorted(set(representatives.values()))}
+        same_as = _rank_representatives(config, num_devices, planned)
+        same_as |= {rank: rank for rank in planned}
+    operations = {rank: planned[rank].operations for rank in sorted(set(same_as.values()))}
     if not all(operations.values()):
         return None
-    return Movement(operations, [representatives[rank] for rank in sorted(representatives)], planned[0].mesh)
+    return Movement(operations, [same_as[rank] for rank in sorted(same_as)], planned[0].mesh)
 
 
 def _planned_devices(
@@ -359,10 +359,8 @@ def _planned_devices(
     if config.strategy_spec.one_process:
         by_device = dict(enumerate(planned[0].devices))
     else:
-        representatives = _rank_representatives(config, target.num_devices, planned)
-        by_device = {
-            rank: _device_of_kind(planned[same], target, rank) for rank, same in representatives.items()
-        }
+        same_as = _rank_representatives(config, target.num_devices, planned)
+        by_device = {rank: _device_of_kind(planned[same], target, rank) for rank, same in same_as.items()}
     return [_complete_device(device, index, config, target) for index, device in by_device.items()]
 
 

@@ -105,7 +105,7 @@ def test_changed_and_missing_files_are_reported(app: App, tmp_path: Path) -> Non
     file.write_text("x = 1\n")
     app.problem_navigator.open_location(file, 9, "ValueError: no")
     page = find_code_page(app)
-    assert "no longer has a line 9" in page.message_label.text()
+    assert "line 9 no longer exists" in page.message_label.text()
     file.unlink()
     page.go_to(1)
     wait_for(lambda: "does not exist" in page.error_label.text(), 5, "the refusal")

@@ -77,7 +77,7 @@ def test_dicts_are_model_inputs_and_their_labels_targets() -> None:
     ("sample", "message"),
     [
         (torch.ones(3), "a Tensor, neither"),
-        ((1, 2, 3), "a tuple of 3, neither"),
+        ((1, 2, 3), "a tuple of length 3, neither"),
         ((None, 1), "cannot be stacked"),
     ],
 )

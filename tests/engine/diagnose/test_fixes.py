@@ -62,7 +62,7 @@ def test_without_a_capacity_fixes_show_the_difference() -> None:
     assert (fix.headroom, fix.verdict) == ("40.0 MiB less than now", "")
     assert planned_fixes([current]) == planned_fixes([less]) == planned_fixes([]) == []
     (lacking,) = planned_fixes([OWN, line("ddp", 110, DOES_NOT_FIT)])
-    assert (lacking.headroom, lacking.verdict) == ("lacks 10.0 MiB", "does not fit")
+    assert (lacking.headroom, lacking.verdict) == ("10.0 MiB short", "does not fit")
 
 
 def test_planned_lines_are_saved_per_attempt(tmp_path: Path) -> None:

@@ -226,8 +226,8 @@ def test_unknown_factory_arguments_are_refused_before_the_call(folder: Path) -> 
 @pytest.mark.parametrize(
     ("target", "args", "message"),
     [
-        ("mine.py:alone", {}, "mine.py:alone': train is an int, which has no __len__ and no __getitem__"),
-        ("mine.py:stream", {}, "train is a list_iterator, which has no __len__ and no __getitem__"),
+        ("mine.py:alone", {}, "mine.py:alone': train is an int, which has neither __len__ nor __getitem__"),
+        ("mine.py:stream", {}, "train is a list_iterator, which has neither __len__ nor __getitem__"),
         ("mine.py:tiny", {}, "returned a Linear, not a pair (train, heldout)"),
         ("mine.py:endless", {}, "returned an Endless, a stream"),
         ("mine.py:loader", {}, "returned a DataLoader, a stream"),

@@ -201,7 +201,7 @@ def test_a_flat_block_is_split_by_its_forward() -> None:
     assert plan.input_modules == ()  # the residual needs the input as it came
     with pytest.raises(ModelError, match=r"so blocks\.0\.query_norm\.weight between them would receive"):
         find_plan(BareBlocks(query_norm=True), 2, digits)
-    with pytest.raises(ModelError, match=r"does not run with slices of its layers.*own_models\.py, line"):
+    with pytest.raises(ModelError, match=r"does not run with the slices of its layers.*own_models\.py, line"):
         find_plan(BareBlocks(fixed=True), 2, digits)
     with pytest.raises(
         ModelError, match=r"attention in a separate module, but blocks\.0 computes it directly"
