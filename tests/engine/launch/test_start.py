@@ -61,7 +61,7 @@ def test_a_missing_data_path_is_bad_input(tmp_path: Path) -> None:
 def test_an_unreadable_data_path_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").touch(mode=0)
     tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": "secret.txt"}}}
-    assert "may not be read" in refused_start(tmp_path, tables, DataError).message
+    assert "Permission denied" in refused_start(tmp_path, tables, DataError).message
 
 
 def test_a_missing_code_file_is_bad_input(tmp_path: Path) -> None:

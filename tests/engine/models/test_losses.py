@@ -99,7 +99,7 @@ def test_a_user_loss_must_return_a_sum_and_a_count() -> None:
 @pytest.mark.parametrize("count", ["5", -1, torch.ones(3), None])
 def test_a_user_count_must_be_one_number(count: object) -> None:
     loss = losses.user_loss("mine:odd", lambda outputs, targets: (outputs.sum(), count))
-    with pytest.raises(ModelError, match="and a number"):
+    with pytest.raises(ModelError, match="and an int"):
         loss.function(torch.ones(2, requires_grad=True), torch.ones(2))
 
 
