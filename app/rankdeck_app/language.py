@@ -93,8 +93,8 @@ def _translate_part(problem: Problem, name: str) -> str:
 def _translate_if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
     """Translate a template from a file and fill it in; return "" if the template has no translation.
 
-    A template of placeholders only needs none if `is_any_known`, that is, if a text for a placeholder is
-    translated.
+    A template that consists only of placeholders needs no translation if `is_any_known`, that is, if the text
+    for at least one placeholder is translated.
     """
     translation = _lookup(template)
     if translation == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):

@@ -126,8 +126,8 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, complete or partial. Other files are kept, and so is the folder that contains
-    them.
+    """Remove a checkpoint, complete or partial. If its folder contains other files, they and the folder are
+    kept.
 
     COMMIT is removed first, so that a partial checkpoint never looks complete. Files that cannot be removed
     are kept.
@@ -144,7 +144,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, and descriptions of the damage to newer ones."""
+    """Return the newest intact checkpoint, and descriptions of the damage to newer checkpoints."""
     complaints: list[str] = []
     for checkpoint in list_checkpoints(folder):
         damage = checkpoint.find_damage()
@@ -165,7 +165,7 @@ def committed_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_file_names(listed: Iterable[str]) -> None:
-    """Check that a COMMIT from any host lists only names of checkpoint files, and none outside the folder.
+    """Check that each name in a COMMIT from any host is the name of a checkpoint file in the folder itself.
 
     Raises:
         ValueError: a name is not that of a checkpoint file.

@@ -22,7 +22,7 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""The kind of a user script's memory whose owner was not found."""
+"""Memory kind of those bytes of a user script whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
@@ -35,7 +35,7 @@ OWNERS_SEEN = tr_noop("owners seen on CPU")
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
-"""End reason of a rank that itself received SIGTERM; the ranks that stop because of it are "stopped"."""
+"""End reason of a rank that itself received SIGTERM; ranks that stop with such a rank are "stopped"."""
 OUTPUT_LOST = "output-lost"
 """Problem code: a script's output no longer reaches the stdout or stderr of the command that started it."""
 
@@ -279,8 +279,8 @@ class Sample(Event, tag="sample"):
 class DeviceNotice(Event, tag="device_notice"):
     """An event of a device, or of the device reader itself (`device` is then None).
 
-    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. If the
-    user has to know about it, a problem is raised too.
+    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. A notice
+    that the user has to know about is followed by a problem.
     """
 
     code: str
@@ -442,7 +442,7 @@ class LossScale(Event, tag="loss_scale"):
 
 
 class Evaluation(Event, tag="evaluation"):
-    """Loss over all held-out samples; None if no target counts or if it is not finite.
+    """Loss over all held-out samples; None if no target is counted or the loss is not finite.
 
     `accuracy` is None if there are no classes.
     """
@@ -479,8 +479,8 @@ class OutOfMemory(Event, tag="out_of_memory"):
 
     `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
     error message. `module` is the innermost user module that was running, None in a backward. `devices`
-    contains the bytes at that time; if they were not counted in this step, it is empty, and the values of the
-    last sampled step apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
+    contains the bytes at that time; it is empty if no bytes were counted in this step, and the last sampled
+    step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
     device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
     """
 

@@ -152,7 +152,7 @@ class Shortcuts(QObject):
 
     `chord_changed` carries the first stroke of a chord while the second is awaited, then ''. Text fields
     claim some first strokes (Ctrl+K deletes to the end of the line), so an event filter on the focused widget
-    takes them back.
+    passes these strokes to the shortcuts.
     """
 
     chord_changed = Signal(str)

@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum length of a file name: file systems allow 255 bytes, but the file's temporary name is longer."""
+"""Maximum length of a file name: file systems allow 255 bytes, but a temporary file needs a longer name."""
 
 
 def file_name(*parts: str) -> str:
@@ -167,7 +167,7 @@ class Exports:
         self._window, self._session, self._reveal = window, session, reveal
 
     def ask_file(self, title: str, name: str, kind: str) -> Path | None:
-        """Ask where to save a file. If the user types no suffix, add the suggested one."""
+        """Ask where to save a file, suggesting `name`. If the user types no suffix, add that of `name`."""
         workspace = self._session.workspace
         suggested = str(workspace.dialog_folder / name)
         chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)

@@ -59,7 +59,7 @@ class Comparisons(QObject):
             window.services.state_folder / "comparisons.json", self, io_thread=window.services.io_thread
         )
         self.selected_runs: Callable[[], Sequence[RunInfo]] = tuple
-        """Returns the runs selected in the focused run list."""
+        """Callback that returns the runs selected in the focused run list."""
         self._pages: list[ComparePage] = []
         """Comparison pages in the order of activation; the most recently active page is last."""
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
@@ -152,7 +152,7 @@ class Comparisons(QObject):
         return number
 
     def _open_pages(self) -> list[ComparePage]:
-        """Return the pages that are still in a tab; a closed page is destroyed a little later."""
+        """Return the pages that are still in a tab, without closed pages that have not been destroyed yet."""
         open_pages = self._window.editor.pages()
         return [page for page in self._pages if isValid(page) and page in open_pages]
 
@@ -207,9 +207,9 @@ class Comparisons(QObject):
     def _pick_runs(
         self, chosen: list[RunRef], placeholder: str, act: Any, *, is_adding: bool = False
     ) -> None:
-        """Show a list of runs that stays open; choosing a row toggles its check mark.
+        """Show a list of runs that stays open; choosing a run toggles its check mark.
 
-        The first row performs the action, or says how many more runs must be chosen for it.
+        The first row performs the action, or says how many more runs the action needs.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 

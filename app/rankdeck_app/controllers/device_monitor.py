@@ -96,7 +96,7 @@ class DeviceMonitor(QObject):
         self._list_problems()
 
     def _show_toast(self, uuid: str, message: str) -> None:
-        """Show one toast for all failing GPUs, unless the Devices tab is active."""
+        """Show `message` in a toast that all failed GPUs share, unless the Devices tab is active."""
         toasts, active = self._window.toasts, self._window.editor.active_page()
         if active is not None and active.page_id == PAGE_ID:
             return

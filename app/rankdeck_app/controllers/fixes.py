@@ -126,7 +126,7 @@ class Fixes(QObject):
     # The buttons of a problem
 
     def actions_of(self, entry: ListedProblem) -> list[ToastAction]:
-        """Return the buttons' labels and actions, the suggested one first."""
+        """Return the buttons' labels and actions, the suggested action first."""
         return [*self._owner_actions(entry), *self._fix_actions(entry), *self._run_actions(entry)]
 
     def _owner_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
@@ -157,7 +157,7 @@ class Fixes(QObject):
             )
 
     def _run_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
-        """Yield the remaining actions: those for a run, and those for the machine."""
+        """Yield the actions for problems of a run or of the machine."""
         problem, run = entry.problem, entry.run
         if run is not None and is_hang_problem(problem):
             yield tr("Show Stacks"), partial(self._hang_commands.show_stacks, run)

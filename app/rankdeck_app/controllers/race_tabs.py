@@ -130,7 +130,7 @@ class RaceTabs(QObject):
         self._window.show_activity("launch")
 
     def _update_titles(self) -> None:
-        """Update the tabs of renamed races."""
+        """Update the tab titles of renamed races."""
         for path, watch in self._watches.items():
             info = self._session.runs.find_info(path)
             if info is not None and watch.race is not None and watch.race.title != info.title:

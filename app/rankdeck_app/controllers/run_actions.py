@@ -40,7 +40,7 @@ class RunAction:
     applies_to: Callable[[Sequence[RunInfo]], bool]
     keys: tuple[str, ...] = ()
     plural_text: Callable[[int], str] | None = None
-    """Returns the label for a given number of runs."""
+    """Function that returns the label for a given number of runs."""
 
 
 def _if_any(infos: Sequence[RunInfo]) -> bool:

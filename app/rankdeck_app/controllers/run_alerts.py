@@ -46,7 +46,7 @@ class _AlertState:
 
 
 class RunAlerts(QObject):
-    """Checks every open run, whether its tab is active or not."""
+    """Checks every open run for alerts, whether its tab is active or not."""
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -124,12 +124,12 @@ class RunAlerts(QObject):
         self._window.toasts.show(_toast_text(run, problem), "warning", [use], key=_imbalance_owner(path))
 
     def balanced_strategy(self, path: Path | None) -> str | None:
-        """Return an equivalent of this run's strategy without its imbalance, or None if there is none."""
+        """Return a balanced strategy equivalent to this run's, or None if no such strategy exists."""
         run = None if path is None else self._tabs.open_runs.get(path)
         return None if run is None else EVEN_STRATEGY.get(run.strategy or "")
 
     def use_strategy(self, path: Path, strategy: str) -> None:
-        """Make the run's configuration the draft, with another strategy."""
+        """Make the run's configuration the draft, with its strategy replaced by `strategy`."""
         text = tr(
             'The next run will use {strategy}. Choose "Launch" to start it.',
             strategy=strategy_title(strategy),

@@ -52,7 +52,7 @@ def rate_text(run: LiveRun) -> str:
 
 def devices_text(run: LiveRun) -> str:
     """Return a text such as '8 GPUs · 141.6 GiB of 640.0 GiB' or '4 virtual · 1.2 GiB'; for a finished run,
-    with its peak memory."""
+    the text gives the run's peak memory."""
     if not run.devices:
         return ""
     count = len(run.devices)

@@ -107,7 +107,7 @@ class Session:
         self.scripts.scan()
 
     def step_movement(self, card: StrategySpec) -> StepMovement:
-        """Return the shared StepMovement of the draft under this strategy, created on first use."""
+        """Return the StepMovement of the draft with this strategy, created on first use and then shared."""
         if card.name not in self._step_movements:
             self._step_movements[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
         return self._step_movements[card.name]
@@ -137,8 +137,8 @@ class Session:
             closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """Switch the first draft to GPUs once the driver reports any, unless the user has changed the draft
-        by then.
+        """Switch the first draft to GPUs once the driver reports any, unless the draft's text then differs
+        from `first_text` because the user has changed it.
 
         The draft is created before the driver answers.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TimeTravel(QObject):
-    """Time travel in the current run. `moved` carries the viewed time in Unix seconds, or None for now."""
+    """Time travel in the current run. `moved` carries the viewed Unix time, or None for the present."""
 
     moved = Signal(object)
 

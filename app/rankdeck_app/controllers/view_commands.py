@@ -208,14 +208,14 @@ class AppCommands:
     # What views ask for
 
     def launch(self) -> None:
-        """Launch the chosen script, or the draft."""
+        """Launch the script if it is chosen, otherwise the draft."""
         if self.session.script.is_chosen:
             self.scripts.launch_form()
         else:
             self.launcher.launch_draft()
 
     def use_configuration(self, path: Path) -> None:
-        """Make a run's configuration or script the one that Launch starts."""
+        """Choose a run's configuration or script as what Launch starts next."""
 
         def use(script: ScriptConfig | None) -> None:
             if script is not None:

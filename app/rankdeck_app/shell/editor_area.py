@@ -74,8 +74,8 @@ class EditorArea(QWidget):
 
         `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
         becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in a different
-        group from the `beside` page. If the page is open only in that page's group, it is shown a second time
-        or moved.
+        group from the `beside` page. If the page to open is already in that group but in no other, it is
+        shown a second time or moved.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the other groups, the one after the page's first; if there are none, make one."""
+        """Return all groups but the page's, starting after the page's; if there is no other, create one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close "all" tabs, the "others", or those to the "right"; only "all" closes pinned tabs."""
+        """Close all unpinned tabs to the "right" of the current tab, all unpinned "others", or "all" tabs."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)

@@ -1,4 +1,4 @@
-"""Find commands: Ctrl+F searches the text that has the focus, else the active page, else the panel.
+"""The Find commands: Ctrl+F searches the focused text, or else the active page, or else the panel.
 
 A widget with searchable text has a `find_bar` attribute.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FindCommands(QObject):
-    """Find commands and their context fact "canFind"."""
+    """The Find commands and their context fact "canFind"."""
 
     def __init__(self, context: Context, editor: EditorArea, panel: Panel, parent: QObject) -> None:
         super().__init__(parent)

@@ -32,9 +32,9 @@ TOP_PX = 6
 class QuickPickItem:
     """A row of the list.
 
-    `description` is dimmed text after the label. `callback` runs when the row is chosen, `preview` while the
-    row is current. A search also matches the row's `alias`. A row with `always_show` comes first, whatever
-    the user types.
+    `description` is dimmed text after the label. `callback` runs when the user chooses the row, `preview`
+    when the row becomes the current one. A search also matches the row's `alias`. A row with `always_show`
+    comes first, whatever the user types.
     """
 
     label: str

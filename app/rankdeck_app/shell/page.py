@@ -33,7 +33,7 @@ class PageAction:
 
 
 class Page(QWidget):
-    """One page of the editor. Subclasses override what differs; emit `actions_changed` when `tab_actions`
+    """One page of the editor. Subclasses override its defaults, and emit `actions_changed` when `tab_actions`
     changes."""
 
     title_changed = Signal()

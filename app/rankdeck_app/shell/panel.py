@@ -164,7 +164,7 @@ class Panel(QWidget):
         return self._bodies.get(self.current_id)
 
     def show_initial(self) -> None:
-        """Show the last session's tab, or else the first one."""
+        """Show the tab that the last session showed, or else the first tab."""
         if self._order:
             self.show_tab(self._restored_id if self._restored_id in self.tabs else self._order[0])
 

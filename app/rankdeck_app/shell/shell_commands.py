@@ -134,7 +134,7 @@ def _zoom_commands(window: MainWindow) -> list[Command]:
 
 
 def _edit_commands(window: MainWindow) -> list[Command]:
-    """Return the find commands, enabled where there is searchable text."""
+    """Return the Find commands, which are enabled where there is searchable text."""
     row = partial(Command, when="canFind", menu="Edit/2_find")
     finding = window.find_commands
     return [

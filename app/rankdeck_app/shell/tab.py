@@ -68,7 +68,7 @@ class Tab:
         )
 
     def build(self) -> Page:
-        """Return the page, built on first use. If the page is unavailable, return one that says why."""
+        """Return the page, built on first use. If the page is unavailable, return a page that says why."""
         if self.page is None:
             try:
                 self.page = self.factory(self.page_id)
@@ -129,7 +129,7 @@ class PageKinds:
 
     def restore_tabs(self, records: list[dict[str, Any]]) -> list[Tab]:
         """Return the saved tabs of known kinds. If a kind has a title, its tabs get that title, because the
-        saved one may be in another language."""
+        saved title may be in another language."""
         tabs = list[Tab]()
         for record in records:
             if (kind := self._find(record.get("id", ""))) is not None:

@@ -34,7 +34,7 @@ _FADE_WIDTH = 20
 
 
 class EditorTabBar(QTabBar):
-    """Tab bar of a group. `dragged` carries a tab just before its drag starts, and None when it ends."""
+    """Tab bar of a group. `dragged` carries a tab just before it is dragged, and None when the drag ends."""
 
     close_requested = Signal(object)
     pin_requested = Signal(object)

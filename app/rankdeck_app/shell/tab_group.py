@@ -180,7 +180,7 @@ class TabGroup(QWidget):
         return [*self.visited_tabs, *(tab for tab in self.tabs if tab not in self.visited_tabs)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:
-        """Insert a tab at `index`, by default right of the current one; pinned tabs stay first."""
+        """Insert a tab at `index`, by default right of the current tab; pinned tabs stay first."""
         num_pinned = sum(other.pinned for other in self.tabs)
         at = self.bar.currentIndex() + 1 if index is None else index
         at = min(at, num_pinned) if tab.pinned else max(at, num_pinned)
@@ -241,7 +241,7 @@ class TabGroup(QWidget):
         self._show_current()
 
     def set_focused(self, focused: bool) -> None:
-        """Set whether commands act on this group; if they do, its accent is bright."""
+        """Set whether commands act on this group, which then has a bright accent."""
         self.bar.is_group_focused = focused
         self.bar.update()
 

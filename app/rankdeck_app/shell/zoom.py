@@ -59,7 +59,7 @@ class Zoom:
         self._show_level()
 
     def step(self, step: int) -> None:
-        """Go to the next level up (1) or down (-1); 0 resets to 100 %."""
+        """Go to the next higher (1) or lower (-1) zoom level; 0 resets to 100 %."""
         now = self._settings.get(_ZOOM_SETTING, float)
         above = [level for level in ZOOM_LEVELS if level > now]
         below = [level for level in ZOOM_LEVELS if level < now]

@@ -82,8 +82,8 @@ class DeviceChoice(QObject):
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
     """Return the devices for a configuration that names none, when it is opened in the app.
 
-    GPUs are preferred. If there are GPUs but `auto` would use none of them, the free ones are chosen, and the
-    form says why they cannot be used.
+    GPUs are preferred. If there are GPUs but `auto` would use none of them, the free GPUs are chosen, and the
+    form says why a run cannot use them.
     """
     if any(gpu.is_available for gpu in gpus):
         return "auto"

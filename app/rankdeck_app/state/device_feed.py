@@ -1,8 +1,8 @@
 """Run the app's sampler process (`rankdeck devices --follow --json`), over ssh for another host.
 
-A separate process queries the driver, because a lost GPU has crashed NVML and calls can block. If the process
-ends or is silent for too long, it is restarted after a pause that doubles each time. If there is no driver,
-it is not restarted until `start` is called again. gpus.py turns the lines into the current state.
+A separate process queries the driver, because NVML calls can block and have crashed when a GPU was lost. If
+the process ends or is silent for too long, it is restarted after a pause that doubles each time. If there is
+no driver, it is not restarted until `start` is called again. gpus.py turns its lines into the current state.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class DeviceHistory:
         self._series: dict[tuple[str, str], Series] = {}
 
     def series(self, uuid: str, metric: str) -> Series:
-        """Return the series of a device's metric; empty if it was never read."""
+        """Return the series of a device's metric; empty if the metric was never read."""
         series = self._series.get((uuid, metric))
         if series is None:
             series = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)

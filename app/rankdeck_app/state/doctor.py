@@ -73,8 +73,8 @@ class _DoctorProcess(EngineStream):
 class Doctor(QObject):
     """Results of the doctor; `changed` is emitted when there are new results.
 
-    `rows` are the rows that the newest doctor process announced, in order. `lines` are the results of that
-    process so far, and `previous_lines` those of earlier processes.
+    `rows` are the rows in the order in which the newest doctor process announced them. `lines` are the
+    results of that process so far, and `previous_lines` those of earlier processes.
     """
 
     changed = Signal()
@@ -88,7 +88,7 @@ class Doctor(QObject):
         self.problem = ""
         """Why the newest check run ended early, in the window's language."""
         self.python, self.started_at = "", 0.0
-        """The interpreter that ran the checks, and their start (Unix time)."""
+        """The interpreter that ran the checks, and the Unix time at which the checks started."""
         self._engine, self._workspace = engine, workspace
         self._process: _DoctorProcess | None = None
         self._unparsed = ""

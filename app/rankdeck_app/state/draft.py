@@ -3,8 +3,8 @@
 The text is authoritative: the form changes single values in it (comments and order stay), the editor replaces
 it, and a preset or file provides a new one. Every change is validated at once by the engine's rules, so
 problems have the same path and line as on the command line. While the typed text is not valid TOML,
-everything shown comes from the last valid text. A change in the form starts from that text too, and the app
-offers to restore the discarded text. The draft is saved to a file and restored at the next start.
+everything shown comes from the last valid text. A change in the form is then made in the last valid text, and
+the app offers to restore the invalid one. The draft is saved to a file and restored at the next start.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Draft(QObject):
         """The configuration to plan, which may exist even if the chosen strategy conflicts with other
         options."""
         self._last_config: RunConfig | None = None
-        """The last valid configuration of this text."""
+        """The most recent valid configuration since the draft was replaced."""
         self.problems: list[Problem] = []
         self.is_restored = self.is_edited = self._restore()
         self._validate_new_text(self._toml_text)
@@ -324,7 +324,7 @@ class Draft(QObject):
         self.changed.emit()
 
     def _validate_new_text(self, readable: str = "") -> None:
-        """Validate a completely new text; if it is not valid TOML, what is shown comes from `readable`
+        """Validate a completely new text; if it is not valid TOML, show the values of the text `readable`
         instead."""
         # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
         # stays shown.

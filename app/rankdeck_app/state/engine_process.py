@@ -74,7 +74,7 @@ def checkpoint_saved_text(out: str) -> str:
 class EngineCall(QObject):
     """One engine command, run in `folder` if that exists; the io thread calls `prepare` first. `finished`
     carries the exit code (negative for a signal), stdout and stderr. If a command cannot be started, these
-    are -1, an empty text and the reason; if preparing failed, `refusal` holds the reason too."""
+    are -1, an empty text and the reason; if `prepare` failed, the reason is in `refusal` as well."""
 
     finished = Signal(int, str, str)
 
@@ -242,7 +242,7 @@ class Launch(QObject):
             self.arrived.emit(Path(started_run.path))
 
     def _on_copied(self, started_run: _StartedRun, exit_code: int, out: str, err: str) -> None:
-        """Report the copy. The run has started on its host, whether or not it can be shown here."""
+        """Report the copied run; if copying failed, report that the run has started but cannot be shown."""
         copy = _parse_started_run(out)
         if copy is not None:
             self.arrived.emit(Path(copy.path))

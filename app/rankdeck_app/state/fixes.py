@@ -130,7 +130,7 @@ class FixPlans(PlannerClient):
 
 def _devices_option(run: LiveRun) -> str | None:
     """Return the planner's option for the run's own devices, because the default devices may have changed
-    since."""
+    since the run started."""
     uuids = [device.uuid for device in run.devices if device.uuid]
     if run.has_gpus:
         return f"gpu:{','.join(uuids)}" if uuids else None

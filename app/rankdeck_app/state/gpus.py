@@ -45,8 +45,8 @@ def other_processes(gpu: GpuStatus) -> list[ProcessUse]:
 
 
 def busy_text(gpu: GpuStatus) -> str:
-    """Return which processes use a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if it is
-    unused."""
+    """Return which processes use a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if the
+    GPU is unused."""
     used_by, hidden_bytes = other_processes(gpu), gpu.unaccounted_bytes
     if gpu.run is None and not used_by and hidden_bytes is not None:
         return tr("unattributed {size}", size=format_bytes(hidden_bytes, 0))
@@ -79,9 +79,9 @@ def _sum_by_name(processes: list[ProcessUse]) -> dict[str, int | None]:
 class Gpus(QObject):
     """GPUs of one host; `host` is "" for this machine.
 
-    `changed` is emitted when the devices or their users change, or a device is lost, returns or becomes
-    stale; `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is False
-    until the first answer. `refusal` says why another host does not answer.
+    `changed` is emitted when the devices or the processes on them change, or a device is lost, returns or
+    becomes stale; `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is
+    False until the first answer. `refusal` says why another host does not answer.
     """
 
     changed = Signal()
@@ -212,7 +212,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def update(self) -> None:
-        """Update the GPUs from the registry, and emit signals for what differs."""
+        """Update the GPUs from the registry, and emit the signals for the values that have changed."""
         line = self.registry.devices_line
         if line is None:
             return

@@ -3,7 +3,7 @@
 A thread reads `logs/*.out`, `*.err` and the event files from near their ends, and passes on lists of lines.
 The model keeps a bounded number of lines, so a day-long run costs no more than a one-minute run. Each batch
 of steps that a rank writes becomes one line; steps of a user's script are left out, because the script prints
-its own. A progress bar that redraws itself becomes one line per second.
+its own progress. A progress bar that redraws itself becomes one line per second.
 """
 
 from __future__ import annotations

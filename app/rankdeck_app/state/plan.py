@@ -88,7 +88,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def lines(self) -> list[PlanLine]:
-        """The answers so far in the order of the rows, without fixes."""
+        """The answers so far, in the order of the rows; fixes are not included."""
         return [row.line for row in self.rows if row.line is not None]
 
     @property
@@ -152,7 +152,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """The line with the least memory, the recommended line and its reason, once all answers are known."""
+        """The line with the least memory, the recommended line and the reason, once all answers are known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -303,7 +303,7 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Insert a line, or replace its row; a strategy's first answer replaces its placeholder."""
+        """Add the row of an answer, in place of its earlier row or of the strategy's placeholder."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]

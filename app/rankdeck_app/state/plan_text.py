@@ -43,7 +43,7 @@ def verdict_text(line: PlanLine) -> str:
 
 
 def device_label(device: PlannedDevice) -> str:
-    """Return 'Virtual 0', 'GPU 3' for this machine's GPUs, or the device's index."""
+    """Return a device's label: 'Virtual 0', or 'GPU 3' with the machine's index or else the plan's."""
     index = device_index(device)
     return tr("Virtual {index}", index=index) if is_virtual(device) else f"GPU {index}"
 

@@ -40,7 +40,7 @@ class VerifiablePlan(Protocol):
 
 
 class PlanVerification(PlannerClient):
-    """Verification of a plan; `changed` is emitted for each strategy, and when the process starts or ends."""
+    """Verification of a plan; `changed` is emitted for each result, and when the process starts or ends."""
 
     changed = Signal()
 
@@ -77,9 +77,9 @@ class PlanVerification(PlannerClient):
         return ""
 
     def get_outcome(self, line: PlanLine) -> str | None:
-        """Return a line's outcome: one of those in events.Verified, "failed" or "single".
+        """Return a line's outcome: an outcome listed in events.Verified, "failed" or "single".
 
-        Return PENDING while the result may still arrive, and None if it is unknown.
+        Return PENDING while the result may still arrive, and None if the outcome is unknown.
         """
         verified_line = self._find_line(line)
         if verified_line is not None:

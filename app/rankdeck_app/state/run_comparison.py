@@ -68,7 +68,7 @@ class RunComparison(QObject):
         return ""
 
     def add(self, ats: Iterable[RunRef]) -> list[str]:
-        """Add runs in order, and return the distinct reasons why runs were refused."""
+        """Add runs in the given order, and return the distinct reasons why runs were refused."""
         refused: dict[str, None] = {}
         for at in ats:
             if reason := self.refusal_text(at):

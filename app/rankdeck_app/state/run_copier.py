@@ -41,7 +41,7 @@ class RunCopier(QObject):
 
     @property
     def host(self) -> str:
-        """The host's name, which is also the name of the folder with its copies."""
+        """The host's name, which is also the name of the folder with the copies of its runs."""
         return self._path.parents[1].name
 
     @property

@@ -35,7 +35,7 @@ _MAX_QUEUED = 64
 
 @dataclass
 class TailUpdate:
-    """Data read since the last update: a batch for the run state, and values from other files."""
+    """Data read since the last update: a batch of events for the run state, and values from other files."""
 
     batch: Batch = field(default_factory=Batch)
     title: str | None = None

@@ -210,7 +210,7 @@ class RunView:
 
     @property
     def is_observed(self) -> bool:
-        """Whether the run's steps are observed during training."""
+        """Whether steps are observed during training; False only for a script with observe = "none"."""
         return self.script is None or self.script.script.observe != "none"
 
     @property
@@ -239,7 +239,7 @@ class RunView:
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal' or 'measured on GPU'; for a script the source of its memory readings."""
+        """Where metrics come from: 'measured in rehearsal', 'measured on GPU' or what a script reported."""
         if self.is_rehearsal is None:
             return None
         default = MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU if self.has_gpus else None
@@ -342,7 +342,7 @@ class RunView:
 
 
 def select_charted_devices(devices: list[DeviceState]) -> list[DeviceState]:
-    """Return all devices, or the fullest of each host if there are many devices across several hosts."""
+    """Return all devices, or each host's fullest device if there are many devices across several hosts."""
     if len(devices) <= MAX_CHARTED_DEVICES or any(not device.host for device in devices):
         return devices
     fullest: dict[str, tuple[int, DeviceState]] = {}

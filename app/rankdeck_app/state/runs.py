@@ -227,7 +227,7 @@ class Runs(QObject):
         return path.name if info is None else info.title
 
     def update_labels(self, path: Path, title: str, labels: Labels) -> None:
-        """Show a user's new labels at once, before a full scan reads them."""
+        """Show a run's new title and labels at once, before a full scan reads them."""
         if path in self._by_path:
             relabelled = replace(self._by_path[path], title=title, labels=labels)
             self._set_infos([relabelled if info.path == path else info for info in self.infos])

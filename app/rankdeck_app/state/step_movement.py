@@ -101,8 +101,8 @@ class StepMovement(PlannerClient):
         )
 
     def variants(self) -> list[StrategyOptions]:
-        """Return the other variants that can be drawn: one for each choice of an option, and those that the
-        planner compares."""
+        """Return the variants that can be drawn besides the current options: one for each choice of an
+        option, and those that the planner compares."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
@@ -240,8 +240,8 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Return the choices of single options and the planner's variants that change at least one option in
-    `options`."""
+    """Return the variants that differ from `options`: one for each choice of a single option, and the
+    planner's variants."""
     planned = card.planning.variants(num_devices)
     flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
     by_option: list[StrategyOptions] = [

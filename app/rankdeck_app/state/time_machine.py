@@ -1,7 +1,7 @@
 """View a run at an earlier time: the requested time, and the run as it was then.
 
 A thread reads the past (rankdeck.run.run_history), so that dragging stays smooth however slow the disk is.
-Until the requested time has been read, views keep showing the previous one, and say so. Nothing of a run's
+Until the requested time has been read, views keep showing the previous time, and say so. Nothing of a run's
 past is read or kept in memory unless the user views it.
 """
 
@@ -58,8 +58,8 @@ class _PastReader:
 class TimeMachine(QObject):
     """The viewed time of a run.
 
-    `viewed_time` is the requested time (Unix seconds), or None for now. `time_changed` is emitted when
-    another time is requested, `past_loaded` when the run at that time has been loaded.
+    `viewed_time` is the requested time (Unix seconds), or None for the present. `time_changed` is emitted
+    when another time is requested, `past_loaded` when the run at that time has been loaded.
     """
 
     time_changed = Signal()
@@ -101,7 +101,7 @@ class TimeMachine(QObject):
         )
 
     def go_to(self, time_s: float) -> None:
-        """View the run at a time (Unix seconds); a time at or after the run's end means now."""
+        """View the run at a time (Unix seconds); a time at or after the run's end means the present."""
         bounds = self.bounds
         if bounds is None or time_s >= bounds[1]:
             self.go_to_now()
@@ -121,8 +121,8 @@ class TimeMachine(QObject):
             self.go_to(self.bounds[0])
 
     def step_by(self, by: int) -> None:
-        """Move the viewed time by a number of steps, backwards if negative. If now is viewed, a positive
-        number has no effect."""
+        """Move the viewed time by a number of steps, backwards if negative. If the present is viewed, a
+        positive number has no effect."""
         bounds = self.bounds
         if bounds is None:
             return
@@ -144,7 +144,7 @@ class TimeMachine(QObject):
         self.past_loaded.emit()
 
     def toggle_play(self) -> None:
-        """Start or pause playback; if now is viewed, playback starts at the beginning of the run."""
+        """Start or pause playback; if the present is viewed, playback starts at the beginning of the run."""
         if not self.is_playing and self.viewed_time is None:
             self.go_to_start()
         self.is_playing = not self.is_playing and self.viewed_time is not None

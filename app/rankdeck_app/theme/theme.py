@@ -50,7 +50,7 @@ def theme_label(name: str) -> str:
 
 
 def system_theme() -> str:
-    """Return the built-in theme that matches the desktop's preference; dark if it has none."""
+    """Return the built-in theme that matches the desktop's preference, by default a dark theme."""
     hints = QGuiApplication.styleHints()
     wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
     shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"

@@ -37,8 +37,8 @@ PAGE_KIND = "doctor"
 MAX_WIDTH = 1100
 _NAME_WIDTH = 150
 _WIDE_ROW_WIDTH, _WIDE_HEADER_WIDTH, _WIDE_BUTTONS_WIDTH = 560, 640, 400
-"""Widths in pixels from which names are beside their details, buttons beside the summary, and buttons beside
-each other."""
+"""Minimum widths in pixels for placing names beside their details, buttons beside the summary, and buttons
+side by side."""
 _CHECKING, _NOT_CHECKED = "looking", "untold"
 _TITLES = {
     _CHECKING: tr_noop("checking"),
@@ -179,7 +179,7 @@ class _CheckGroup(QFrame):
         column(self._heading, self._rows, on=self, margins=(0, 10, 0, 6), spacing=4)
 
     def show_rows(self, rows: list[CheckRow]) -> None:
-        """Show these rows in order; rows that are already in position are not touched."""
+        """Show these rows in the given order; rows that are already in position are not touched."""
         for at, check in enumerate(rows):
             if self._rows.indexOf(check) != at:
                 self._rows.insertWidget(at, check)

@@ -94,8 +94,8 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run. `set_path` makes the view follow a run while it is visible; with None, nothing is
-    shown."""
+    """Output of a run. `set_path` sets the run, whose output is followed while the view is visible; None
+    shows nothing."""
 
     follow_changed = Signal(bool)
     name_changed = Signal(str)

@@ -127,7 +127,8 @@ class RunsView(QWidget):
             self.preview_requested.emit(info)
 
     def _expand_or_collapse(self, info: RunInfo, key: Qt.Key) -> bool:
-        """Expand a race on Right and collapse it on Left; on an entry, Left moves to its race."""
+        """Expand a race on Right, collapse it on Left, or move from an entry to its race on Left. Return
+        whether `info` is a race or an entry."""
         if info.race is not None:
             self.proxy.set_expanded(info.path, is_open=key == Qt.Key.Key_Right)
         elif info.entry_of is not None and key == Qt.Key.Key_Left:

@@ -48,8 +48,8 @@ Preview = Callable[[str], object]
 
 
 class SettingRow(QWidget):
-    """Name, description and editor of one setting. If a value is refused, the reason is shown below it and
-    the value is not saved."""
+    """Name, description and editor of one setting. If a value is refused, the reason is shown below the
+    editor and the value is not saved."""
 
     def __init__(
         self, theme: Theme, settings: Settings, option: Setting, preview: Preview | None = None

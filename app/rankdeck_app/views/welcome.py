@@ -38,7 +38,7 @@ MAX_RECENT = 6
 MAX_WIDTH = 1400
 _ROW_HEIGHT = 20
 _MIN_CARDS_WIDTH, _MIN_SUGGESTION_WIDTH = 1000, 560
-"""Page widths in pixels from which the two cards, and the suggestion's text and buttons, are side by side."""
+"""Minimum page widths in pixels to show the two cards, or the suggestion's text and buttons, side by side."""
 _MAX_LESSON_LINES = 3
 """Maximum number of lines of a preset's text."""
 HINT_COMMANDS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")

@@ -54,8 +54,8 @@ class BandChartData:
 
     `lead` is the index of the highlighted device. If it is not set, the first device is drawn as the line,
     even if another device uses a few bytes more. `x_range` is the visible range. While the run `is_live`, the
-    last values extend to now and ticks count back from now. An empty chart shows `empty_text`, or by default
-    that it is waiting for a step.
+    last values extend to now and ticks count back from now. An empty chart shows `empty_text`; the default
+    text says that the chart is waiting for a step.
     """
 
     labels: Sequence[str] = ()

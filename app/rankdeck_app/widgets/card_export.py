@@ -35,8 +35,8 @@ class CsvColumn:
     format: Callable[[float], str] = SHORT_FORMAT
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the formatted values. They are converted in chunks, because one long list would hold the GIL
-        for too long."""
+        """Yield the formatted values. They are converted in chunks, because converting all of them at once
+        would hold the GIL for too long."""
         for start in range(0, len(self.values), _CHUNK_ROWS):
             for number in self.values[start : start + _CHUNK_ROWS].tolist():
                 yield self.format(number)

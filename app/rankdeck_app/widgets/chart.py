@@ -149,8 +149,8 @@ def layout_legend(
 ) -> list[list[PlacedEntry]]:
     """Return the lines of a legend.
 
-    With `one_line`, the entries with the lowest weight are left out until the others and a "+n" count fit.
-    Otherwise, entries wrap.
+    With `one_line`, the entries with the lowest weight are left out until the remaining entries and a "+n"
+    count fit. Without `one_line`, entries wrap.
     """
     metrics = QFontMetricsF(chart_font(px))
 

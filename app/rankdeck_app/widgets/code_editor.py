@@ -137,7 +137,7 @@ class CodeEditor(QPlainTextEdit):
         self._update_visible_lines()
 
     def show_matches(self, matches: Sequence[tuple[int, int]]) -> None:
-        """Highlight search matches, given as (start, end) positions in order."""
+        """Highlight search matches, given as (start, end) positions in ascending order."""
         self._matches = matches
         self._update_selections()
 

@@ -39,7 +39,8 @@ class CurvePlot(ZoomPlot):
     """Plot of `raw` and `average` over steps, with single `points` (held-out losses).
 
     The readout lists the series whose `legend` text is not empty. Displayed numbers are multiplied by
-    `scale`. An empty plot shows `empty_text`. `axis_positions` makes the other x axes available.
+    `scale`. An empty plot shows `empty_text`. `axis_positions` looks up steps on the other x axes; without
+    it, steps are the only x axis.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class CurvePlot(ZoomPlot):
         return tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        """Return the step at `x` with its raw value, its average, and the value of the last single point."""
+        """Return the step at `x`, its raw value and average, and the last single point up to this step."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
         texts = [] if axis_map is None else [self.x_text(x)]

@@ -47,7 +47,7 @@ class Fact:
 
 
 class FactsLine(Chart[tuple[Fact, ...]]):
-    """Facts from left to right, as many as fit; the last of these is elided."""
+    """Facts from left to right, as many as fit; the last visible fact is elided if necessary."""
 
     is_opaque = False  # it is on a page, not in a card
 

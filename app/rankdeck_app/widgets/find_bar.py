@@ -244,8 +244,8 @@ class LineSearch(TextSearch):
     def find(self, pattern: QRegularExpression | None) -> None:
         """Search for a pattern and select the first matching line, starting at the current line.
 
-        If no line from there on matches, or there is no current line, select the last match, because output
-        is read from its end.
+        If neither the current line nor a later line matches, or there is no current line, select the last
+        match, because output is read from its end.
         """
         self.pattern = pattern
         self._search()

@@ -31,8 +31,8 @@ side bar."""
 
 @dataclass(frozen=True)
 class FormRow:
-    """One field. With `editable`, it also accepts typed choices ("module:factory"); with `wide`, it has a
-    line of its own."""
+    """One field. With `editable`, the user can also type a choice that is not listed ("module:factory"); with
+    `wide`, the field has a line of its own."""
 
     key_path: KeyPath
     label: str
@@ -159,7 +159,7 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """A combo box. `editable` rows also accept typed names; optional rows offer "auto"."""
+    """A combo box. If the row is `editable`, the user can also type a name; an optional row offers "auto"."""
 
     _mark_gap = 24  # left of the chevron
 

@@ -101,7 +101,7 @@ class HeatStrip(Chart[HeatStripData]):
         self._image = None
 
     def _color_table(self) -> NDArray[np.uint32]:
-        """Return 256 colours from idle to busy, followed by one for unknown values."""
+        """Return 256 colours from idle to busy, followed by the colour for unknown values."""
         stops = np.array([[c.red(), c.green(), c.blue()] for c in self._colors.heat], dtype=np.float64)
         at = np.linspace(0, 255, len(stops))
         red, green, blue = (np.interp(np.arange(256), at, stop).astype(np.uint32) for stop in stops.T)

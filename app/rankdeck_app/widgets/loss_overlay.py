@@ -184,7 +184,7 @@ def _thin_line(line: LossCurve) -> LossCurve:
 
 def _y_range(lines: Sequence[LossCurve]) -> tuple[float, float] | None:
     """Return a y range for averages and held-out losses. High losses in the first steps do not flatten the
-    rest."""
+    rest of the curves."""
     values = np.concatenate([series for line in lines for series in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -174,8 +174,8 @@ def hosts_row() -> FormRow:
 
 
 def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
-    """Return the first problem of each field. Problems without a field are left out: they can only be fixed
-    in the text."""
+    """Return the first problem of each field. Problems without a field are left out, because they can only be
+    fixed in the TOML text."""
     if not draft.problems:
         return {}
     key_paths = [row.key_path for rows in all_rows(draft).values() for row in rows]
@@ -190,8 +190,8 @@ def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
 def find_field(problem: Problem, key_paths: Iterable[KeyPath]) -> KeyPath | None:
     """Return the field to which a problem belongs, or None.
 
-    The field is the one for the problem's key, or the one for the list or table that contains this key. If
-    the key is that of a table, the field is the table's `use`.
+    It is the field for the problem's key, or for the list or table that contains this key. If the key names a
+    table, it is the field for the table's `use`.
     """
     path = tuple((problem.path or "").split("."))
     fitting = [

@@ -168,8 +168,8 @@ class CountAxis(TimeAxis):
 def log_ticks(low: float, high: float, size: float) -> list[float]:
     """Return ticks between two powers of ten, as exponents.
 
-    The ticks are at 1, 2 and 5 times each power of ten, or only at the powers. In a range of at most a decade
-    in which neither gives a suitable number of ticks, the ticks are evenly spaced.
+    The ticks are at 1, 2 and 5 times each power of ten, or only at the powers. If neither choice gives a
+    suitable number of ticks in a range of at most a decade, the ticks are evenly spaced.
     """
     max_ticks = max(2, int(size / 24))
     for factors in ((1, 2, 5), (1,)):

@@ -45,9 +45,10 @@ _MONTHS = (
 class RunColumn:
     """A column of the table of runs.
 
-    `value` returns the sort value, None if unknown. `group` returns a run's group, by default one based on
-    its value and text; `groups` returns all groups of a run that can be in several. `is_number` columns are
-    right-aligned and first sort in descending order. `title` and `meaning` are marked for translation.
+    `value` returns the sort value, None if unknown. `group` returns a run's group, which by default is based
+    on the run's value and text; `groups` returns all groups of a run if it can be in several. `is_number`
+    columns are right-aligned and first sort in descending order. `title` and `meaning` are marked for
+    translation.
     """
 
     key: str

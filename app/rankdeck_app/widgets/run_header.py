@@ -19,7 +19,7 @@ from rankdeck_app.widgets.run_columns import COLUMN_INDICES, COLUMNS, NAME_COLUM
 RUN_HEADER_HEIGHT = 28
 _MIN_WIDTH, _MAX_WIDTH = 40, 2000
 _MAX_NAME_WIDTH = 320
-"""Longer names are elided, so that other columns stay visible."""
+"""Maximum default width of the name column in pixels, so that other columns stay visible."""
 _TITLE_PADDING, _TEXT_PADDING, _ICON_WIDTH = 23, 18, 20
 _MAX_MEASURED_ROWS = 100
 """Maximum number of new rows that are measured to fit a column."""
@@ -65,7 +65,7 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._on_resized)
 
     def _default_width(self, at: int) -> int:
-        """Return a width that fits the content, up to the usual maximum, but is never narrower than the title
+        """Return a column width that fits the content, up to the usual maximum, but not less than the title
         with its sort icon."""
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
         content_width = math.ceil(self._content_widths.get(at, column.width))

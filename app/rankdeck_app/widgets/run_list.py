@@ -151,7 +151,7 @@ def step_progress(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """Return a name such as 'DDP'; for a race with two results, 'DDP so far', 'DDP fastest' or
+    """Return a name such as 'DDP'; for a race, 'DDP so far' or 'DDP fastest' (empty before two results), or
     'inconclusive'."""
     if info.race is None:
         return _strategy_phrase(info.strategy)

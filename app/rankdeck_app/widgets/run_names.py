@@ -1,4 +1,4 @@
-"""Shortening of run names: parts that a name shares with others are left out, parts that distinguish it are
+"""Shortening of run names: parts shared with other names are left out, parts that distinguish a name are
 kept.
 
 MLP · Single · seed 5 · lr 0.003   ->   … seed 5 · lr 0.003

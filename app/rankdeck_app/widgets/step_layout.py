@@ -24,7 +24,7 @@ MIN_BLOCK_PX = 2.0
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
-"""Smaller transfers only synchronize a few values between ranks; their labels would clutter the drawing."""
+"""Size below which a transfer has no label: it only synchronizes a few values between ranks."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
 """Average spacing in pixels below which only the first arrow of a gutter has a label."""

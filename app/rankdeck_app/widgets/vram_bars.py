@@ -79,7 +79,7 @@ class VramBarsData:
     """All bars at one time. Without `capacity_bytes`, the scale ends at the largest total or prediction.
 
     `labels` names the kinds in English, in the order of the segments; `ghost` is the label of the ghost bars,
-    which show an alternative.
+    which show the memory that an alternative configuration would use.
     """
 
     bars: Sequence[DeviceBar] = ()
@@ -237,8 +237,8 @@ class VramBars(Chart[VramBarsData]):
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
     def _paint_ghost(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
-        """Paint the alternative as a frame: memory that it uses in addition is hatched, memory that it saves
-        is dimmed."""
+        """Paint the alternative configuration's memory as a frame: memory that it would add is hatched,
+        memory that it would save is dimmed."""
         if bar.ghost_bytes is None:
             return
         end = round(box.left() + bar.ghost_bytes * box.width() / self.data.scale_bytes)
@@ -276,8 +276,8 @@ class VramBars(Chart[VramBarsData]):
     def _write_excess(
         self, painter: QPainter, columns: _BarLayout, box: QRectF, bar: DeviceBar, excess: str
     ) -> None:
-        """Write the excess to the right of the bar or, if it does not fit there, inside the amber part of the
-        bar."""
+        """Write the text `excess` to the right of the bar or, if the text does not fit there, inside the
+        amber part of the bar."""
         scale, colors = box.width() / self.data.scale_bytes, self._colors
         by_kind, px = bar.by_kind or {}, min(11, columns.text_size)
         end = box.left() + (bar.total_bytes or 0) * scale

@@ -248,7 +248,8 @@ class ZoomPlot(pg.PlotWidget):
     def choose_x_range(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
         """Return the x range to draw: `followed`, or the range to which the user zoomed.
 
-        The user can zoom and pan within `followed`, or from `first` on if that is earlier.
+        The user can zoom and pan within `followed`, which is extended to start at `first` if `first` is
+        earlier.
         """
         x_min, x_max = min(followed[0], first), followed[1]
         closest = min(_MIN_X_RANGE, (x_max - x_min) / 10)
@@ -320,7 +321,7 @@ class ZoomPlot(pg.PlotWidget):
 
 
 def value_before(series: Curve | Series, x: float) -> tuple[float, float] | None:
-    """Return (min, max) of the newest bin that starts at or before x; None if unknown."""
+    """Return (min, max) of the last bin that starts at or before x; None if unknown."""
     window = series.window(x, x, 4)
     if not len(window.x) or window.x[0] > x or not np.isfinite(window.high[0]):
         return None

@@ -159,7 +159,7 @@ def _entry(key: str, finding: Finding) -> TomlEntry:
 
 
 def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list[TomlEntry]:
-    """Return the entries for the data loader: shuffling, the last batch, and workers."""
+    """Return the entries for the data loader: shuffling, use of a smaller last batch, and worker count."""
     entries = []
     if data.is_shuffled is False:
         entries.append(TomlEntry("order", "given", ["The loader does not shuffle."]))
@@ -331,7 +331,7 @@ def unsupported_lines(script: ScriptFiles, model: Origin | None) -> list[str]:
 
 
 def _first_location(script: ScriptFiles, habit: _UnsupportedPattern) -> str | None:
-    """Return the first location of names that match the pattern."""
+    """Return the location of the first name that matches the pattern; None if no name matches."""
     pattern = re.compile(habit.pattern)
     for source in script.sources:
         nodes = [node for node, name in _named_nodes(source, habit.anywhere) if pattern.fullmatch(name)]

@@ -82,8 +82,8 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
 
 
 def _check_wrapped_model(origin: Origin) -> Finding | None:
-    """Return a finding that rejects a function that also wraps the model, because in a configuration the
-    strategy wraps it."""
+    """Return a finding that rejects a function that both creates and wraps the model, because in a
+    configuration the strategy wraps the model."""
     call = origin.node
     assert isinstance(call, ast.Call)
     definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
@@ -233,7 +233,7 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return a reference to the call that returns the dataset, or a pair whose first entry is the dataset."""
+    """Return a reference to the call that returns the dataset or a pair that starts with the dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""
@@ -259,7 +259,7 @@ def _returned_lengths(definition: ast.AST) -> set[int]:
 
 
 def _is_shuffled(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> bool | None:
-    """Return whether the loader or its sampler shuffles; None if another sampler decides."""
+    """Return whether the loader or its sampler shuffles; None if unknown, as for a custom sampler."""
     # Positions are those of DataLoader's parameters.
     sampler = call_argument(call, "sampler", 3)
     # Only a literal None evaluates to None; a sampler's value is UNKNOWN.

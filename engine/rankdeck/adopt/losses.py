@@ -65,8 +65,8 @@ def _trainer_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
-    """Return whether an Accelerator is given accumulation steps: its backward then divides the loss by
-    them."""
+    """Return whether an Accelerator is given a number of accumulation steps, by which its `backward` then
+    divides the loss."""
     return any(
         keyword.arg == "gradient_accumulation_steps"
         for _, call in script.calls("Accelerator")

@@ -68,7 +68,7 @@ class Namer:
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
-        """Suggest a function for the user to write, which returns the script's expression."""
+        """Suggest that the user write a function that returns the value of the script's expression."""
         return Finding(
             notes=[
                 f"Created in {origin.location}: {origin.text}",
@@ -175,7 +175,7 @@ def _imported_names(source: ScriptSource) -> list[str]:
 
 
 def _call_parameters(definition: Definition) -> dict[str, ast.expr | None]:
-    """Return the parameters that a caller can pass, with their defaults or None, in order."""
+    """Return the parameters that a caller can pass, in signature order, with their defaults or None."""
     if not isinstance(definition, ast.ClassDef):
         return parameters_of(definition)
     for node in definition.body:

@@ -164,7 +164,7 @@ def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Fin
 
 
 def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """Return the options in a parameter group, without those that have a neutral value."""
+    """Return a parameter group's options except those that are None, False or 0; `lr` is always kept."""
     return {
         key: value
         for key, value in group.items()

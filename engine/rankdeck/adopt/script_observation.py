@@ -70,7 +70,7 @@ class ScriptObservation:
         return most_common[0][0] // self.accumulate or None if most_common else None
 
     def devices(self) -> list[events.DeviceInfo]:
-        """Return the devices that the ranks used, in the run's order."""
+        """Return the devices that the ranks used, ordered by their index in the run."""
         by_index = {info.index: info for info in (self.started.devices if self.started else [])}
         driven = {index for rank in self.ranks.values() for index in rank.devices}
         if self.lead.wrapper == "DataParallel":  # one rank drives several devices

@@ -216,7 +216,7 @@ def returned_origin(origin: Origin) -> Origin | None:
 
 
 def parameters_of(function: Function) -> dict[str, ast.expr | None]:
-    """Return the parameters, without *args and **kwargs, in order, each with its default or None."""
+    """Return the parameters except *args and **kwargs, in signature order, with their defaults or None."""
     spec = function.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)

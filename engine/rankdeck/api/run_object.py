@@ -37,7 +37,7 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
-    """A run. With `stops_with_ctrl_c`, Ctrl-C during `wait` stops it, as for runs that this process
+    """A run. With `stops_with_ctrl_c`, Ctrl-C during `wait` stops the run, as for runs that this process
     started."""
 
     def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
@@ -192,7 +192,7 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of the check, made before the first step, that the run computes the same as a single device.
+        """Result of the check before the first step that the run gives the same result as one device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
         no check.

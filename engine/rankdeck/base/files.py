@@ -256,7 +256,7 @@ def text_or_empty(path: Path) -> str:
 
 
 def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
-    """Return (offset, the last `num_bytes` of the file).
+    """Return (offset, bytes) of the last `num_bytes` of the file.
 
     Raises:
         OSError: for the same reasons as in `open_regular`.

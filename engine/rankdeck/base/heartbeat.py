@@ -33,7 +33,7 @@ STEP = "step"
 NOT_STARTED = "not begun"
 """Phase that the supervisor reports for a rank without a heartbeat."""
 FIRST_STEP = "first step"
-"""Phase of an attempt's first step, which takes longer than any other."""
+"""Phase of an attempt's first step, which takes longer than any other step."""
 SAVING = "saving"
 VERIFYING = tr_noop("verifying the strategy")
 """Phase of the check before the first step, in which a rank waits for the results of other ranks."""

@@ -1,4 +1,4 @@
-"""Folders of settings, state and caches: the platform's, or subfolders of RANKDECK_HOME.
+"""Folders of settings, state and caches: the platform's standard folders, or subfolders of RANKDECK_HOME.
 
 Nothing is created here; the first writer creates a folder.
 """

@@ -18,7 +18,7 @@ T = TypeVar("T")
 TomlTable = dict[str, Any]
 """A table of a TOML file, or the whole file: values by key, including nested tables."""
 JsonObject = dict[str, Any]
-"""A JSON object from a file or another process; the code that reads a value also checks it."""
+"""A JSON object from a file or another process; each value is checked by the code that reads it."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_object(text: str | bytes) -> JsonObject:
-    """Parse a JSON object like `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
+    """Parse a JSON object with `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
@@ -63,9 +63,9 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def check_depth(*values: Any) -> None:
-    """Check the nesting depth of values that msgspec decoded without a schema; call it in `__post_init__`.
+    """Check, in a `__post_init__`, the nesting depth of values that msgspec decoded without a schema.
 
-    Raises: ValueError if they are nested too deeply.
+    Raises: ValueError if a value is nested too deeply.
     """
     if find_fault(values) == _TOO_DEEP:
         raise ValueError(_TOO_DEEP)
@@ -106,7 +106,7 @@ def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decode the only JSON value in a file as `decode_json` does, and reject integers that are too large."""
+    """Decode a file with a single JSON value, as `decode_json` does, and reject too large integers."""
     value = decode_json(decode, data)
     # Only an integer of at least 20 digits can be too large, so most documents are parsed once.
     if _LONG_NUMBER.search(data):
@@ -120,8 +120,8 @@ def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def encode_json(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """Encode with a msgspec encoder; lone surrogates, as in file names that are not UTF-8, become question
-    marks."""
+    """Encode a value with a msgspec encoder; lone surrogates, as in file names that are not UTF-8, become
+    question marks."""
     try:
         return encode(value)
     except UnicodeEncodeError:

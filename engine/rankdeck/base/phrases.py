@@ -110,7 +110,7 @@ def _is_not_finite(value: PhraseArgument) -> bool:
 
 
 def _to_builtin(value: object) -> PhraseArgument:
-    """Convert numbers to Python's own types, because numpy's cannot be encoded; anything else to text."""
+    """Convert a number to Python's own type (numpy's cannot be encoded), and any other value to text."""
     if isinstance(value, bool | Phrase):
         return value
     if isinstance(value, int):

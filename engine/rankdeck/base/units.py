@@ -67,7 +67,7 @@ def format_clock(seconds: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Format a count in groups of three digits, separated by a thin space, as the stat strip shows it."""
+    """Format a count in groups of three digits, separated by a thin space, as in the app's stat strip."""
     return f"{round(count):,}".replace(",", "\u2009")
 
 

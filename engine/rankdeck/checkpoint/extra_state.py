@@ -223,8 +223,8 @@ def _is_same(first: Tensor | None, tensor: Tensor) -> bool:
 
 
 def _put_tensor(owner: _Owner, key: str, saved: Tensor, device: torch.device) -> None:
-    """Copy `saved` into the owner's tensor if the shapes match, because other objects may share that tensor;
-    otherwise replace that tensor."""
+    """Copy `saved` into the owner's tensor named `key`, which other objects may share; if the shapes differ,
+    replace that tensor."""
     present = owner.get(key)
     with torch.no_grad():
         if isinstance(present, Tensor) and _local(present).shape == saved.shape:

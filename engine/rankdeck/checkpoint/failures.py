@@ -15,7 +15,7 @@ class SaveFailure:
     """Reason why a checkpoint could not be written.
 
     The cause is the disk (`is_disk`) or state that the model or the optimizer keeps (`is_state`). If neither
-    is set, no file can store a tensor of this kind.
+    is set, the cause is a tensor of a kind that no file can store.
     """
 
     reason: str
@@ -56,7 +56,7 @@ def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return the cause on one line."""
+    """Return the cause of an error on one line."""
     if isinstance(error, CheckpointError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _MAX_EXACT_INT = 2**53
-"""JSON readers may parse larger integers as floats."""
+"""Limit above which JSON readers may parse integers as floats."""
 _TYPES_BY_TAG: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
 

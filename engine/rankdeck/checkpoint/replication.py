@@ -99,8 +99,8 @@ class HostLeaders:
 
         Afterwards each host has all files of that checkpoint.
 
-        Raises: OSError, if the checkpoint could not be copied to all hosts; ValueError, if a host lists names
-        that are not those of checkpoint files.
+        Raises: OSError, if the checkpoint could not be copied to all hosts; ValueError, if a host lists a
+        name that no checkpoint file can have.
         """
         local = {checkpoint.step: committed_files(checkpoint.path) for checkpoint in list_checkpoints(folder)}
         committed: dict[int, FileList] = {}

@@ -364,7 +364,7 @@ class RestoreResult:
     """Result of `restore`.
 
     `missing` names the state that starts from its initial value. `extra` holds the strategy's extra tensors:
-    this rank's, or rank 0's if the layout differs. Random states are present only for the same layout.
+    this rank's, or rank 0's if the checkpoint's layout differs; in that case no random states are restored.
     """
 
     step: int
@@ -378,8 +378,8 @@ class RestoreResult:
         return self._states is not None
 
     def put_random_states(self) -> None:
-        """Restore the random states. Call this after the loader's iterator is created, which draws a random
-        number. Raises: ConfigError."""
+        """Restore the random states. Call this after creating the loader's iterator, because its creation
+        draws a random number. Raises: ConfigError."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)

@@ -45,7 +45,7 @@ _MODEL_TEXT = tr_noop("the model's extra state {name} contains {inside}")
 
 
 class TrainingState:
-    """A model and its optimizer, in their state before the first step.
+    """A model and its optimizer, with the extra state that they had before the first step.
 
     `stages` are the pipeline stages that this rank runs; empty if it runs the whole model.
     """
@@ -186,8 +186,8 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a one-element tensor with the same dtype and layout for each tensor; only these determine
-    whether a file can store the tensor."""
+    """Return a one-element tensor with the same dtype and layout for each tensor; dtype and layout alone
+    determine whether a file can store the tensor."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }

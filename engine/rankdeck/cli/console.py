@@ -91,7 +91,7 @@ def print_problem(raised: Problem, file: str | None = None) -> None:
 def evidence_lines(raised: Problem) -> Iterable[str]:
     """Yield a line for each piece of the problem's evidence, with its location.
 
-    A line has only the location if the message or the rank's last lines already contain the text.
+    A line has only the location if the message or the rank's last lines already contain the evidence's text.
     """
     reported_texts = [raised.message, *raised.last_lines]
     for item in raised.evidence:

@@ -2,7 +2,7 @@
 
 With --follow --json, the command writes the lines that telemetry/readings.py defines and the app reads, until
 the reader goes away. Readings come from a sampler in its own process, which may crash, hang or find no
-driver; its failures are reported as lines, too.
+driver; such failures are reported as lines.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def kinds_text(by_kind: Mapping[str, int], num_kinds: int = 3) -> str:
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """Return a script's text on one line, without characters that would move the terminal's cursor."""
+    """Return a script's text on one line of at most `longest` characters, all of them printable."""
     # Cut before the loop, because a script's text may be megabytes long; the additional character shows that
     # it was cut.
     printable = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
@@ -92,7 +92,7 @@ def loss_range_text(summary: RunSummary) -> str:
 
 
 def non_finite_loss_text(summary: RunSummary) -> str:
-    """Return 'with a non-finite loss from step 12 on'; empty if all known losses are finite."""
+    """Return text such as 'with a non-finite loss from step 12 on'; empty if all known losses are finite."""
     step, newest = summary.not_finite, summary.loss_step
     if step is None:
         return ""
@@ -125,7 +125,7 @@ def progress_parts(state: RunState) -> list[str]:
 
 
 def imbalance_text(imbalance: ImbalanceSummary) -> str:
-    """Return 'device 0 is 38.7 GiB above the median of the others (3.2×)', or 'balanced'."""
+    """Return text such as 'device 0 is 38.7 GiB above the median of the others (3.2×)', or 'balanced'."""
     ratio = imbalance.ratio
     if not is_notable(imbalance.excess_bytes, ratio):
         return BALANCED

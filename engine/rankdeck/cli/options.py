@@ -73,7 +73,7 @@ def _find_preset(text: str, path: Path) -> Path:
 
 
 def _sibling_configs(path: Path) -> list[str]:
-    """Return the TOML files in the path's folder, written in the same form as the path."""
+    """Return the paths of the TOML files in the folder of `path`, relative if `path` is relative."""
     try:
         # Limited, because the suggestion compares the text with each of these names.
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]

@@ -123,7 +123,7 @@ def accuracy_table(rows: Sequence[DeviceAccuracy]) -> Table:
 
 
 def spread_text(spread: ErrorSpread | None, count: int) -> str:
-    """Return 'median error 0.00 %, 95th percentile 0.03 %, worst 0.05 %, of 24 devices'."""
+    """Return text such as 'median error 0.00 %, 95th percentile 0.03 %, worst 0.05 %, of 24 devices'."""
     assert spread is not None
     median, p95, worst = (f"{share * 100:.2f} %" for share in (spread.median, spread.p95, spread.worst))
     return f"median error {median}, 95th percentile {p95}, worst {worst}, of {count} devices"

@@ -204,7 +204,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
 
 
 def _confirm_race(request: RaceRequest) -> bool:
-    """Ask whether to start a long race; return True if the race is short or there is no terminal."""
+    """Return whether to start the race; the user is asked if the race is long and there is a terminal."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
@@ -345,7 +345,7 @@ LOG_NAME = "race.log"
 
 
 def start_detached_race(*, as_json: bool) -> int:
-    """Start the requested race in another process, and return the exit code."""
+    """Start the requested race in another process, and return this command's exit code."""
     reading, writing = os.pipe()
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
     command = [sys.executable, "-P", "-m", "rankdeck", *arguments, "--yes", ANNOUNCE_OPTION, str(writing)]

@@ -56,8 +56,8 @@ def parse_host_names(hosts: str | None) -> list[str]:
 def name_on_coordinator(run: RunDir, coordinator: str) -> str:
     """Return the path or name that identifies a run of this host on the host `coordinator`.
 
-    For a copy, return the path of the original run. Otherwise, return the local path if this host is the
-    coordinator, or else the run's name.
+    This is the path of the original run if the run is a copy, the run's path if this host is the coordinator,
+    and the run's name in all other cases.
     """
     from rankdeck.remote.ssh import is_local_host
 

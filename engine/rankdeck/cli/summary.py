@@ -1,6 +1,6 @@
 """Print results: the summary at the end of `train`, the report of `show`, and the table of `runs`.
 
-Everything is printed from the summary that `--json` prints, so both agree.
+The text is made from the same summary that `--json` prints, so text and JSON agree.
 """
 
 from __future__ import annotations

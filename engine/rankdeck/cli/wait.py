@@ -183,7 +183,7 @@ class InterruptCounter:
 # what may still be running there.
 
 ANSWER_TIMEOUT_S = 15.0
-"""How long an exiting command waits for the host to confirm that the run has stopped."""
+"""Seconds that an exiting command waits for the host to confirm that the run has stopped."""
 
 
 def warn_still_running(host: str, run: str = "") -> None:

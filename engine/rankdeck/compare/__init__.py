@@ -12,6 +12,6 @@
     page.py          a comparison, or one run, as one self-contained page
     run_report.py    results of a run, and fixes to try next
 
-The command line and the app show the same: the app builds run states from live events and starts at
-run_metrics.py. Nothing is imported here, so that resolving run names does not need numpy.
+The app shows the same comparison as the command line: it builds run states from live events, and passes them
+to run_metrics.py. Nothing is imported here, so that resolving run names does not need numpy.
 """

@@ -23,7 +23,7 @@ linearly."""
 
 
 class StepAxis:
-    """Positions of a run's steps on one of the three axes. `steps` and `positions` are in ascending order."""
+    """A run's steps on an axis of steps, seconds or samples; `steps` and `positions` are ascending."""
 
     def __init__(self, steps: Floats, positions: Floats) -> None:
         self._steps, self._positions = steps, positions

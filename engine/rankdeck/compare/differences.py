@@ -239,7 +239,7 @@ def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
     """Return why memory cannot be compared if the sources of the values differ, else "". Sources that differ
-    in the number of tracked steps only count as the same."""
+    only in the number of tracked steps count as the same."""
     sources = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
     if len(sources) < 2:
         return ""

@@ -188,7 +188,7 @@ class LossChart(NamedTuple):
 
 
 class _PlotScale(NamedTuple):
-    """Mapping from positions and losses to drawing coordinates; losses far out of range are clipped outside
+    """Mapping from positions and losses to drawing coordinates; losses far out of range get points outside
     the drawing."""
 
     x_max: float

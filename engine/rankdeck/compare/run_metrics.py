@@ -34,7 +34,7 @@ _MAX_POINTS = 1 << 20
 NOT_OBSERVED = events.Observed(rank=0, script="")
 """Placeholder for a script's observation before any rank has reported one."""
 SENT_PREFIX = "sent:"
-"""Prefix of the keys for the bytes that one algorithm sends."""
+"""Prefix of the keys of metrics that count the bytes sent by one algorithm."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _observed(state: RunState, background: RunSetup) -> events.Observed | None:
 
 def outcome_of(at: RunRef, state: RunState, background: RunSetup, of_run: str) -> str:
     """Return the outcome of the run (`of_run`) or, if `at` is an attempt that was followed by another
-    attempt, the outcome of that attempt."""
+    attempt, the outcome of `at`."""
     if at.attempt is None or not background.is_past:
         return of_run
     ended = state.attempts[at.attempt].ended if at.attempt in state.attempts else None

@@ -34,7 +34,7 @@ class RunRef(NamedTuple):
 
 
 def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
-    """Return the run or attempt that `text` names; `find_run` finds the run.
+    """Return the run or attempt that `text` names; the run's name is resolved with `find_run`.
 
     Raises:
         RunNotFoundError: no run, or more than one, has that name.

@@ -33,7 +33,7 @@ class RunSetup:
     environment: Mapping[str, Any] = field(default_factory=dict)
     prediction: PlanLine | None = None
     is_past: bool = False
-    """Whether this is the setup of an attempt that was followed by another one."""
+    """Whether this is the setup of an attempt that was followed by another attempt."""
 
     @property
     def versions(self) -> dict[str, str]:

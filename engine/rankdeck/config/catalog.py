@@ -714,7 +714,7 @@ _KINDS = {"boolean": "bool", "integer": "int", "number": "float", "array": "list
 
 @functools.cache
 def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
-    """Return the fields of an options model, in order, with bounds and choices."""
+    """Return the fields of an options model, in their declared order, with bounds and choices."""
     schema = options.model_json_schema()["properties"]
     return tuple(
         _option_field(name, info, schema[name], info.description or _field_docstring(options, name))

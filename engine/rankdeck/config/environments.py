@@ -52,7 +52,7 @@ class Interpreter:
         return is_rankdeck_environment(self.folder)
 
     def format_versions(self) -> str:
-        """Return 'Python 3.11.7, torch 2.13.0'."""
+        """Return text such as 'Python 3.11.7, torch 2.13.0'."""
         python = f"Python {self.python_version}" if self.python_version else "Python of unknown version"
         return f"{python}, torch {self.torch_version}" if self.torch_version else f"{python}, no torch found"
 

@@ -165,8 +165,8 @@ def _chip_tokens(name: str) -> set[str]:
 
 
 def parse_planned_gpus(text: str) -> list[GpuModel] | None:
-    """Return the GPUs in text such as "8 x A100-80GB" or "4 x 24GiB", in order; None if the text has another
-    form.
+    """Return an entry for each GPU in text such as "8 x A100-80GB" or "4 x 24GiB"; None if the text has
+    another form.
 
     Raises:
         DeviceError: the text has this form, but the GPU is unknown or the count is out of range.

@@ -38,7 +38,7 @@ class ChosenPython:
     notes: tuple[str, ...] = ()
 
     def describe(self, environ: Mapping[str, str]) -> str:
-        """Return '/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
+        """Return text such as '/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
         info = environments.describe_interpreter(self.python, environ)
         return f"{self.python} ({self.source}), {info.format_versions()}"
 

@@ -90,9 +90,9 @@ def from_text(
 ) -> RunConfig:
     """Build a configuration from text; see `load`.
 
-    `resolve` makes a path absolute. `Path.absolute` follows no symlinks and does not access the disk; the
-    app's editor needs this at each keystroke. With `to_plan`, the strategy may be incompatible with the other
-    options, because a plan also covers other strategies.
+    `resolve` makes a path absolute. The app's editor passes `Path.absolute`, which follows no symlinks and
+    does not access the disk at each keystroke. With `to_plan`, the strategy may be incompatible with the
+    other options, because a plan also covers other strategies.
     """
     try:
         tables = parse_toml(text)

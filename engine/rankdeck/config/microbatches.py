@@ -43,8 +43,8 @@ def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list
 
 
 def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
-    """Return the choice closest to twice the number of stages, the larger one in a tie; None if there is no
-    choice."""
+    """Return the accepted number of microbatches closest to twice the number of stages, the larger one in a
+    tie; None if no number is accepted."""
     # In 1F1B the bubble is (stages - 1) / (microbatches + stages - 1), so below a third. More microbatches
     # would shrink it, but also the matrices.
     target = 2 * num_devices * STAGES_PER_DEVICE[schedule]

@@ -23,13 +23,13 @@ class StrategyPlanning:
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Function that returns changes to the given options that reduce memory; empty if there are none."""
     label_option: str | None = None
-    """The option that labels a row whose options are all defaults."""
+    """The option that a row's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
     """Ranks with equal memory: all, those with equal weight slices, those of a mesh that differ only along
     data and tensor, or none."""
     extra_steps: int = 0
-    """Number of additional steps to trace until the steps repeat; collectives are counted in the second step.
-    """
+    """Number of additional steps to trace until each step is like the previous one; collectives are counted
+    in the second step."""
     is_sequential: bool = False
     """Whether devices compute one after the other."""
     has_one_thread: bool = False

@@ -236,10 +236,10 @@ def config_keys() -> list[ConfigKey]:
 def find_keys(name: str) -> list[ConfigKey]:
     """Return a key, the keys of a table, or the options of a choice ("ddp") by name.
 
-    For a choice without options, return the key that names it. For a contract that is not also a key, return
+    For a choice without options, return the key that names it. For a contract whose name is not a key, return
     an empty list.
 
-    Raises: ConfigError for an unknown name; the advice suggests a close one.
+    Raises: ConfigError for an unknown name; the advice suggests a similar name.
     """
     keys = config_keys()
     # From exact to loose: `data` is the table, and not the axis strategy.data of a hybrid mesh.

@@ -83,8 +83,8 @@ class ScriptConfig(Table):
         return Path(self.script.folder, self.script.run) if self.script.kind == "file" else None
 
     def code_folders(self) -> list[Path]:
-        """Return the folder whose code runs: the working directory, or the script's folder if that is outside
-        it."""
+        """Return the folder whose code runs: the working directory, or the script's folder if the script is
+        outside the working directory."""
         folder, script = Path(self.script.folder), self.script_file
         return [folder if script is None or script.is_relative_to(folder) else script.parent]
 

@@ -1,6 +1,6 @@
 """Trains a BPE vocabulary on a sample of the files and writes the files' tokens.
 
-corpus.py starts it as a separate process.
+corpus.py runs this file as a separate process.
 
 Bytes map to the 256 characters of Latin-1 and back, so any file can be tokenized without loss. stdin:
 {"files": [...], "vocabulary": 8192, "folder": "..."}. Output in that folder: tokens.bin and tokenizer.json.
@@ -57,7 +57,7 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
 
 
 def main() -> None:
-    """Read the request from stdin and write both files to the folder that it names."""
+    """Read the request from stdin, and write tokens.bin and tokenizer.json to the requested folder."""
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])

@@ -106,8 +106,8 @@ def check_samples(
 def check_batch(
     read: Callable[[Sequence[SampleKey]], Any], draws: Sequence[SampleKey], batch: Any
 ) -> Problem | None:
-    """Read the batch again and return the problem if it differs, or if `read` draws random numbers for the
-    batch as a whole."""
+    """Read the batch again and return the problem if the two reads differ, or if `read` draws random numbers
+    for the batch as a whole."""
     problem = _compare_reads(batch, read(draws))
     if problem is not None:
         return problem

@@ -125,7 +125,7 @@ class TokenWindows:
         )
 
     def _open(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Map the file and return two views (num_windows, context), shifted by one token."""
+        """Map the file and return two views (num_windows, context), the second shifted by one token."""
         tokens = np.asarray(np.memmap(self.file, dtype=self.dtype, mode="r"))
         length = self.num_windows * self.context
         views = (

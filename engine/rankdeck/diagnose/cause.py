@@ -52,9 +52,9 @@ class RankEvidence:
 
     `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
     `has_finished`: the rank reported that its work was done, so its exit status means nothing.
-    `was_asked_to_stop`: SIGTERM went to this rank itself, not to another rank with which it stopped.
-    `failure` is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and
-    its microbatch at the time when a hang was suspected.
+    `was_asked_to_stop`: SIGTERM was sent to this rank itself; other ranks may have stopped with it. `failure`
+    is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and its
+    microbatch at the time when a hang was suspected.
     """
 
     rank: int
@@ -203,9 +203,9 @@ def _exception_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause
 
 
 def _with_resource_error(problem: Problem, lack: str) -> Problem:
-    """Return the problem with the log's resource error added.
+    """Return the problem; if it is a lost connection, with the log's resource error (`lack`) added.
 
-    A rank whose data-reading processes died only sees a closed connection.
+    A rank whose data-reading processes died sees only a closed connection.
     """
     named = (
         match_rule("", lack)

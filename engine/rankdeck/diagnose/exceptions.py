@@ -208,7 +208,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _message(error: BaseException, text: str) -> Phrase:
-    """Return the error's type, the first line of its text, and the code location to look at."""
+    """Return a message: the error's type, the first line of its text, and the code location to look at."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     file, line = user_location(error)

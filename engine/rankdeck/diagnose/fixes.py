@@ -33,8 +33,7 @@ from rankdeck.run_dir import RunDir
 
 Changes = Mapping[str, Any]
 STRATEGY_KEY = "strategy.use"
-"""Changes with this key replace the whole strategy, because a strategy's options mean nothing to another one.
-"""
+"""Changes with this key replace the whole strategy, because another strategy has other options."""
 EVEN_STRATEGY = {"dp": "ddp"}
 """Strategies that fill one device more than the others, mapped to strategies that distribute the same work
 evenly."""
@@ -63,7 +62,7 @@ class Fix:
 
     @property
     def room_bytes(self) -> int | None:
-        """Predicted free memory of the fullest device; None without a plan or if its memory is unknown."""
+        """Predicted free memory of the fullest device; None without a plan or a known capacity."""
         return None if self.plan_line is None else fullest_device(self.plan_line).room_bytes
 
     @property

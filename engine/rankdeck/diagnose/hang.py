@@ -384,9 +384,9 @@ class HangTimeouts:
 def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
     """Return the heartbeats of the ranks that the others wait for.
 
-    These are the ranks in the earliest step that are still in the step itself, because evaluation and saves
-    come after it. In the check before the first step, they are the ranks that run a step of the check.
-    Nothing is known about a script's phases, so all of its ranks are returned.
+    These are the ranks in the earliest step that have not reached the evaluation or save after it. In the
+    check before the first step, they are the ranks that run a step of the check. Nothing is known about a
+    script's phases, so all of its ranks are returned.
     """
     if any(beat.is_step_complete for beat in beats.values()):
         return beats

@@ -25,7 +25,7 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Function in which a thread waits -> folders of its source file; they also match a torch built from source.
+"""Function in which a thread waits -> folders of its source file, for torch installed or built from source.
 """
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
@@ -49,8 +49,8 @@ class Frame:
 def parse_stack(text: str) -> list[Frame]:
     """Return the stack of the most informative thread in faulthandler's last report, innermost frame first.
 
-    This is the thread marked as current (the main thread), unless it neither runs user code nor waits for
-    another rank; in that case, it is the first thread that runs user code, if there is one.
+    This is the thread marked as current (the main thread) if it runs user code or waits for another rank. If
+    not, it is the first thread that runs user code or, without such a thread, still the current thread.
     """
     threads, current = _parse_threads(text)
     if current is None:
@@ -121,7 +121,7 @@ def format_location(frames: Sequence[Frame]) -> Phrase:
 
 
 def _called_function(frames: Sequence[Frame]) -> str:
-    """Return the outermost of torch's collective functions on the stack, or else the innermost function."""
+    """Return the outermost torch collective on the stack or, if there is none, the innermost function."""
     calls = [frame for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
     return calls[-1].function if calls else frames[0].function
 
@@ -157,7 +157,7 @@ class CollectiveCall:
         return phrase("{kind} number {number}", kind=self.kind, number=self.number)
 
     def matches(self, other: CollectiveCall) -> bool:
-        """Check whether both calls can be the same collective."""
+        """Check whether this call and `other` can be the same collective."""
         # Ranks may pass different shapes to a gather or an all_to_all, so only the kind is compared for
         # those.
         same_shape = self.shape == other.shape or self.kind not in _SAME_SHAPE_COLLECTIVES
@@ -215,8 +215,7 @@ def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, Co
 def find_missing_ranks(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[list[int], CollectiveCall] | None:
-    """Return a collective that some ranks of the group have reached and others have not: (missing ranks,
-    call).
+    """Return a collective that only some ranks of its group have reached, as (missing ranks, call).
 
     None if no rank is known to be missing.
     """

@@ -71,7 +71,7 @@ class PrintedException:
 
     @property
     def name(self) -> str:
-        """The type's name without its module."""
+        """The name of the exception's type, without the module."""
         return self.type.rpartition(".")[2]
 
     def summary(self) -> Phrase:
@@ -88,8 +88,8 @@ class PrintedException:
 
 
 def find_exception(text: str, folder: str = "") -> PrintedException | None:
-    """Return the last exception in the text that was raised outside threads or, if there is none, the last
-    exception that ended a thread.
+    """Return the last exception in the text. An exception that ended only a thread counts only if there is no
+    other exception.
 
     Relative file names are resolved against `folder`.
     """
@@ -116,7 +116,7 @@ def _root_cause(exceptions: list[PrintedException]) -> PrintedException | None:
     """Return the last exception. If a launcher raised it to report a failed process, return the last
     exception that the launcher's processes raised.
 
-    Exceptions that only report lost ranks are returned only if those processes raised no others.
+    An exception that only reports lost ranks is returned only if those processes raised no other exception.
     """
     script_exceptions = [raised for raised in exceptions if raised.name not in _LAUNCHER_ERRORS]
     if not script_exceptions or exceptions[-1].name not in _LAUNCHER_ERRORS:
@@ -142,7 +142,7 @@ def read_failure(
 ) -> RankFailed | None:
     """Return the exception that ended a rank, read from its stderr; None if there is none.
 
-    For a rank that has not ended, a thread's exception counts too, because it may be why the rank hangs.
+    For a rank that has not ended, an exception that ended only a thread counts: it may be why the rank hangs.
     """
     raised, tail = None, ""
     # A long tail is read only if the short one has no complete traceback: it costs up to 8 MiB.
@@ -185,7 +185,7 @@ def read_failure(
 
 
 def was_exiting(problem: Problem) -> bool:
-    """Check whether a C++ thread aborted Python only after this exception had already ended the script."""
+    """Check whether a C++ thread aborted Python only after `problem` had already ended the script."""
     lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2
@@ -224,7 +224,7 @@ def _message(lines: list[str], number: int, first: str | None) -> str:
 
 
 def _full_text(lines: list[str], number: int) -> str:
-    """Return the whole message, up to an empty line or the next traceback."""
+    """Return the whole message that starts at line `number`, up to an empty line or the next traceback."""
     rest = lines[number : number + _MAX_MESSAGE_LINES]
     end = next((at for at, line in enumerate(rest) if not line or _HEADER.match(line)), len(rest))
     return "\n".join([rest[0].partition(": ")[2], *rest[1:end]])

@@ -1,7 +1,7 @@
 """Tell whose code a traceback frame is in: show the user's own frames and fold all others.
 
 torch often raises an error ten frames below the wrong line of a model. `fold_frames` keeps the lines of user
-code in a printed traceback and replaces the other frames with their number; `user_lines` returns only the
+code in a printed traceback and replaces the other frames with a count of them; `user_lines` returns only the
 lines of user code. The whole traceback is in the rank's log. Read exceptions.py next.
 """
 
@@ -112,7 +112,7 @@ def fold_frames(lines: Sequence[str]) -> list[str]:
 
 
 def _belongs_to_frame(line: str, dent: str) -> bool:
-    """Check whether a line belongs to the frame above it."""
+    """Check whether a line belongs to the frame above it, whose first line is indented by `dent`."""
     return line.startswith(f"{dent}  ") and FRAME.match(line) is None
 
 

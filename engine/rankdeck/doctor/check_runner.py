@@ -2,8 +2,8 @@
 
 A check on a faulty machine may block forever: on a file server that is gone, a name server that does not
 answer, or a driver. So each check is forked, sends its rows through a pipe, and is killed with all processes
-that it started. A check with `after` starts when the check named there has ended, so that measurements do not
-disturb each other.
+that it started. A check whose `after` names another check starts when that check has ended, so that
+measurements do not disturb each other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _run_check(check: Check, reading: Connection, writing: Connection, parent: int) -> None:
-    """Run the check in its own process; if it raises an exception, report that in each missing row."""
+    """Run the check in its own process; report an exception in each row that is still missing."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     reading.close()
@@ -178,7 +178,7 @@ def _wait_for_checks(running: Sequence[_RunningCheck]) -> list[_RunningCheck]:
 
 
 def _missing_rows(running_check: _RunningCheck, cut_off: set[str]) -> Iterator[CheckLine]:
-    """Kill the check, and yield a failed row for each row that the check has not reported."""
+    """Kill the check; if rows are unreported, yield a failed row for each and add the check to `cut_off`."""
     is_late = running_check.remaining_s <= 0
     code = running_check.kill()
     if not running_check.unreported:

@@ -193,8 +193,7 @@ def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
 
 
 def _run_of(pid: int) -> RunDir | None:
-    """Return the run, alive or ended, that a process belongs to; None if the process is not known to belong
-    to any."""
+    """Return the run, alive or ended, that a process belongs to; None if no such run is known."""
     try:
         run = psutil.Process(pid).environ().get("RANKDECK_RUN")
     except psutil.Error:
@@ -204,7 +203,7 @@ def _run_of(pid: int) -> RunDir | None:
 
 
 def _ended_run_of(pid: int) -> str | None:
-    """Return the name of the ended run that left this process behind; None if no ended run did."""
+    """Return the name of the ended run that left this process behind; None if there is no such run."""
     run = _run_of(pid)
     return None if run is None or run.is_alive() else run.name
 

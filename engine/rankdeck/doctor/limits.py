@@ -23,13 +23,13 @@ from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
-"""A rank with a few loader workers keeps several hundred files open: each tensor that a worker sends is a
-file."""
+"""Numbers of open files. A rank with a few loader workers keeps several hundred files open: each tensor that
+a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""A rank starts a thread per core, several threads for communication, and more for each loader worker."""
+"""Numbers of threads: a rank starts one per core, several for communication, and more per loader worker."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
-"""CUDA reserves address space for the memory of all GPUs and of the host."""
+"""Minimum address space: CUDA reserves address space for the memory of all GPUs and of the host."""
 _NUM_RANKS = 2
 
 
@@ -260,7 +260,7 @@ def _logind_setting(root: Path, name: str) -> str | None:
 
 _CLOCK_CHECK_S = 0.5
 _MAX_JUMP_S = 0.05
-"""Maximum drift between the two clocks within half a second; a larger drift means that a clock has jumped."""
+"""Maximum drift between wall clock and steady clock in half a second; a larger drift is a jump."""
 _STA_UNSYNC = 0x40
 _MIN_YEAR = 2025
 """Earliest plausible year: a clock that shows a year before this version was written is wrong."""

@@ -135,7 +135,7 @@ def make_row(
     fix: str | None = None,
     command: str | None = None,
 ) -> CheckLine:
-    """Create a row with its title."""
+    """Create the row `name`, adding its title."""
     return CheckLine(
         name=name,
         title=row_title(name),

@@ -41,7 +41,7 @@ def check_hosts(
 ) -> Iterator[CheckLine]:
     """Yield every row as soon as it is known; `code` is the folder of user code that the hosts will run.
 
-    `head_address` is where nodes reach the coordinator; by default, ssh's address. Raises: ConfigError.
+    `head_address` is where nodes reach the coordinator, by default as ssh does. Raises: ConfigError.
     """
     with RemoteHosts(names, lambda host, text: None) as hosts:
         hosts.connect(_CONNECT_S)

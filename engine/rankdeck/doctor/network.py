@@ -111,7 +111,7 @@ def check_hostname(
     resolve: Resolver = resolve_host,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[CheckLine]:
-    """Check the hostname: gloo binds to its address unless an interface is set."""
+    """Check the hostname: gloo binds to the hostname's address unless an interface is set."""
     name = name or socket.gethostname()
     began_s = time.monotonic()
     try:
@@ -209,7 +209,7 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
 
 
 def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
-    """Check whether `value` matches an interface that is up: comma-separated names, with a leading ^ to
+    """Check whether an interface that is up matches `value`: comma-separated names, with a leading ^ to
     exclude them or = to match them exactly."""
     names = [name.strip() for name in value.lstrip("^=").split(",") if name.strip()]
     if value.lstrip("^").startswith("="):

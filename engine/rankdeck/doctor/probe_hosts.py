@@ -1,8 +1,8 @@
 """Probe a host for a multi-host run: its software and GPUs, its connections to other hosts, and a collective
 with the coordinator.
 
-`run_host_probe` listens on the host's address, reports the host's software and GPUs, and then runs an
-all_reduce with the coordinator, one host after another. `probe_endpoints` tries to connect to the other
+`run_host_probe` listens on the host's address, reports the host's software and GPUs, and then, when it is
+this host's turn, runs an all_reduce with the coordinator. `probe_endpoints` tries to connect to the other
 hosts. Both print each result as one line of JSON as soon as it is known. multi_host.py starts both functions
 on each host from the client.
 """

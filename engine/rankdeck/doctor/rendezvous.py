@@ -32,7 +32,7 @@ IMPORT_TIMEOUT_S, RENDEZVOUS_TIMEOUT_S = 60.0, 15.0
 LIMIT_S = 2 * (IMPORT_TIMEOUT_S + RENDEZVOUS_TIMEOUT_S) + 10
 _PROBE = Path(__file__).with_name("probe_rendezvous.py")
 _FIX_VARIABLES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
-"""Backend -> the environment variable that most often helps, and its value."""
+"""Backend -> the environment variable that most often fixes a failed rendezvous, and its value."""
 _ADVICE = {
     "gloo": tr_noop(
         "gloo uses the interface of the hostname's address; loopback is sufficient on a single host."
@@ -60,7 +60,7 @@ class RendezvousResult:
 
     steps: tuple[list[JsonObject], list[JsonObject]] = field(default_factory=lambda: ([], []))
     exit_codes: tuple[int | None, int | None] = (None, None)
-    """None for a rank that was killed at the time limit."""
+    """The ranks' exit codes; None for a rank that was killed at the time limit."""
     last_lines: tuple[str, str] = ("", "")
     seconds: float = 0.0
 
@@ -128,7 +128,7 @@ def _start_rank(
 
 
 def _read_steps(ranks: Sequence[subprocess.Popen[bytes]], meeting: RendezvousResult) -> None:
-    """Read the ranks' reports until both have ended, one has failed, or the time limit is reached."""
+    """Add the ranks' reports to `meeting` until both ranks end, one fails, or the time limit is reached."""
     end_s = time.monotonic() + IMPORT_TIMEOUT_S
     unfinished = [b"", b""]
     with selectors.DefaultSelector() as selector:

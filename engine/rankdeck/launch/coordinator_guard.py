@@ -157,7 +157,7 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """Tell every node to end its part, and end the local part."""
+        """Tell every node to end its part because of host `because`, and end the local part."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 
@@ -329,7 +329,7 @@ class HostClocks:
             self._write_offset(name, 0.0)
 
     def poll(self, now_s: float, names: Collection[str]) -> None:
-        """Ask all nodes for their time when the interval has passed, and new nodes at once."""
+        """Ask all nodes for their time at regular intervals, and new nodes at once."""
         new = [name for name in names if name not in self._clocks]
         is_time = now_s >= self._next_s
         if is_time:

@@ -56,7 +56,7 @@ _STAGES_TEXTS = (
 
 @dataclass
 class ChosenDevices:
-    """A run's devices in order, the leases to hold, and warnings."""
+    """A run's devices in the order of their indices in the run, the leases to hold, and warnings."""
 
     devices: list[DeviceInfo]
     leases: list[Path] = field(default_factory=list)
@@ -191,7 +191,7 @@ def free_gpus() -> list[GpuStatus]:
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """Return the GPUs with these indices or UUIDs; without names, all usable ones.
+    """Return the GPUs with these indices or UUIDs; without `names`, all usable GPUs.
 
     Raises:
         DeviceError: there is no such GPU, or no run can use it.
@@ -340,7 +340,7 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
 
 
 def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in that order; all GPUs if it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, in its order; all GPUs if it is not set.
 
     Raises:
         DeviceError: the variable's indices follow an order that only CUDA knows.

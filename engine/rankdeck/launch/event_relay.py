@@ -19,7 +19,7 @@ from rankdeck.launch.peers import GuardMessage
 _CHUNK_BYTES = 16_384
 _MAX_LINE_BYTES = 8 << 20
 _MAX_CHUNKS = 64
-"""Chunks sent per poll: a heartbeat never waits behind more than a megabyte."""
+"""Maximum number of chunks sent per poll, so that a heartbeat never waits behind more than a megabyte."""
 _RELAYED_FILE = re.compile(r"(rank-\d{1,6}|supervisor|guard|sampler)\.\d{1,6}\.jsonl", re.ASCII)
 _RELAYED_KINDS = ("problem", "stood_still")
 _UNSAFE_CHARACTERS = re.compile(r"[^\w-]", re.ASCII)

@@ -55,7 +55,7 @@ def killed_message(number: int) -> Sentence:
 
 
 class ExitRecorder:
-    """Recorder of the end of a run, whose guard started with `first_attempt`; later attempts may follow."""
+    """Recorder of the end of a run; `first_attempt` is the first attempt that the run's guard started."""
 
     def __init__(self, first_attempt: int) -> None:
         self._first_attempt = first_attempt
@@ -63,7 +63,7 @@ class ExitRecorder:
         self._folder = self._reserved = -1
 
     def reserve(self, folder: int) -> None:
-        """Reserve disk space for end.json now, since the disk may be full at the end.
+        """Reserve disk space for end.json now, since the disk may be full when the run ends.
 
         `folder` is a descriptor of the run's directory, which stays valid if the directory is moved.
 
@@ -111,7 +111,7 @@ class ExitRecorder:
         )
 
     def report_end(self, outcome: str, exit_code: int) -> None:
-        """Write the attempt's end event for a supervisor that was killed before it could."""
+        """Write the attempt's end event for a supervisor that was killed before writing the event itself."""
         end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.latest_attempt()}
         self._write_event({"kind": "run_ended", **end})
 

@@ -32,13 +32,13 @@ from rankdeck.observer import process_title
 _log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 4.0
-"""From TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
+"""Time from TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
 """Seconds between two checks of the path of the run's directory."""
 EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
-"""Environment variable of a guard that contains its run's directory. The guard's descendants have
-RANKDECK_RUN instead."""
+"""Environment variable of a guard; it contains the run's directory. The guard's descendants have RANKDECK_RUN
+instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KILLED_ADVICE = phrase("If you did not kill it, the kernel may have killed it to free memory (see dmesg).")
 _MOVED_ADVICE = phrase("Move the folder back and resume the run, or resume the run at its new path.")
@@ -169,7 +169,7 @@ class Guard:
                 os.close(handle)
 
     def watch(self) -> None:
-        """Serve requests until the supervisor has ended, then kill those of its processes that are left."""
+        """Serve requests until the supervisor has ended, then kill the processes that it has left behind."""
         self._reap()
         while self._status is None:
             timeout_s = self.poll_interval_s
@@ -372,8 +372,7 @@ class Guard:
         return report if isinstance(report, dict) else {}
 
     def report_lost_save(self) -> None:
-        """Report a checkpoint that is incomplete because its writer was ended, which a leftover save marker
-        shows."""
+        """If a save marker is left, report a checkpoint that is incomplete because its writer was ended."""
         if was_save_interrupted(self._run):
             self._exit_record.report_problem(
                 "save-lost",

@@ -37,7 +37,7 @@ _GUARD_CODE = (
 )
 _READY_TIMEOUT_S = 30.0
 SCRIPT_KILL_AFTER_S = 32.0
-"""From TERM to KILL of a script's supervisor: 30 s for its ranks, and time for its own reports."""
+"""Time from TERM to KILL of a script's supervisor: 30 s for its ranks, the rest for its own reports."""
 _RUN_VARIABLES = {  # set by a run that this command may be part of
     "RANKDECK_RUN",
     guard.GUARD_ENV,

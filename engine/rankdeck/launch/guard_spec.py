@@ -54,6 +54,5 @@ class GuardSpec(TypedDict):
     passed: list[int]
     """Descriptors for the supervisor only."""
     held: list[int]
-    """Descriptors of a race's locks. The guard keeps them open, so the locks are held at least until it ends.
-    """
+    """Descriptors of a race's locks, which the guard keeps open and thereby holds until it ends."""
     hosts: HostsSpec | None

@@ -31,7 +31,7 @@ from rankdeck.launch.peers import (
 )
 
 VICTIM_TIMEOUT_S = 5.0
-"""How long a part that fails because of other hosts gets to report its failure."""
+"""Time that a part gets to report its failure if other hosts caused the failure."""
 LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
 """How long the coordinator waits for the nodes to end."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")

@@ -39,7 +39,7 @@ class LostEvents:
 
 
 def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> list[LostEvents]:
-    """Return the lost events of each rank that lost any, as its last events and heartbeat report them."""
+    """Return each affected rank's lost events, as the rank's last events and last heartbeat report them."""
     lost: dict[int, LostEvents] = {}
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         rank = int(path.name.removeprefix("rank-").partition(".")[0])

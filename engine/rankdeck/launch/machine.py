@@ -13,7 +13,7 @@ from rankdeck.base.phrases import phrase
 
 LOOPBACK = "127.0.0.1"
 _NUM_OTHER_PROCESSES = 4
-"""Guard, supervisor, sampler, and the process that starts them."""
+"""Number of processes besides the ranks: guard, supervisor, sampler, and the process that starts them."""
 _CONNECT_TIMEOUT_S = 2.0
 
 
@@ -102,7 +102,7 @@ def _check_loopback() -> None:
 
 
 def _has_only_ipv6() -> bool:
-    """Check whether ::1 accepts a connection."""
+    """Check whether ::1 accepts a connection; called when a connection over IPv4 has failed."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
             socket.create_connection(server.getsockname()[:2], _CONNECT_TIMEOUT_S).close()

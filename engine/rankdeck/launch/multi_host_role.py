@@ -1,4 +1,4 @@
-"""This host's role in a multi-host run: the coordinator, to which all others connect, or a node."""
+"""This host's role in a multi-host run: the coordinator, to which all other hosts connect, or a node."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SEGMENT_BYTES = 536
 """TCP segment size that every network can carry (RFC 9293). If a network drops large packets, the guards can
 still communicate and report what the ranks are waiting for."""
 _MAX_UNAUTHENTICATED = 32
-"""Maximum number of connections without the secret; beyond it, a new one replaces the oldest."""
+"""Maximum number of connections that have not sent the secret; a further connection replaces the oldest."""
 SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "silent",
     "closed",
@@ -43,7 +43,7 @@ SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "unplugged",
 )
 """Reasons for the loss of a host: silence, a closed connection, its own report that it is done, silence of
-all others, a suspension of this process that the others took for a loss, or a disabled interface."""
+all other hosts, a suspension of this process that they took for a loss, or a disabled interface."""
 GuardMessage = dict[str, Any]
 
 

@@ -36,7 +36,7 @@ NUM_SLOTS = 64
 """Heartbeat slots: more than the ranks that Rankdeck starts, because a script may start ranks itself."""
 _IDLE_AFTER_S = 5.0
 _BUSY_TIMEOUT_S = 120.0
-"""How long a single rank may compute between two steps (for other work) before a hang is reported."""
+"""How long a single rank may compute between two steps (as in an evaluation) before a hang is reported."""
 _RECHECK_BYTES = 1 << 16
 
 
@@ -81,7 +81,7 @@ class ScriptWatch(Watch):
         return super().judge(beats, now_s, still_s, until_ended_s)
 
     def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
-        """Check whether the ranks have hardly used the CPU for a while."""
+        """Check whether the ranks have hardly used the CPU for `_IDLE_AFTER_S` seconds."""
         began_s, before = self._cpu or (now_s, {})
         if now_s - began_s < _IDLE_AFTER_S:
             return False
@@ -224,7 +224,7 @@ class ScriptWatch(Watch):
         )
 
     def early_exit_problem(self) -> Problem | None:
-        """Return the problem of the first rank that exited with status 0 while others were still working.
+        """Return the problem of the first rank that exited with status 0 while other ranks still worked.
 
         The other ranks themselves only report a lost connection.
         """

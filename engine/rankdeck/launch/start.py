@@ -163,7 +163,7 @@ def rerun(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """Start a new run of the same script in the same folder.
+    """Start a new run of the script that `run` ran, in the same folder.
 
     Raises:
         NotResumableError: the run is alive, or is not the run of a script. Other errors are those of

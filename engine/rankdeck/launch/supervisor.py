@@ -118,7 +118,7 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """Raise StopSignal if a stop was requested: an import can swallow the handler's exception."""
+        """Raise StopSignal if a stop was requested: an import can swallow the signal handler's exception."""
         if self.is_stop_requested:
             raise StopSignal
 

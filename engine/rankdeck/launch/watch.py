@@ -45,7 +45,7 @@ POLL_INTERVAL_S = 1.0
 # Excusing a long gap as a whole is not enough: a rank may send a heartbeat between the last check and its own
 # suspension. With this limit 0 of 200 healthy runs, 31 of them suspended, gave a false alarm; before, 1 in 5.
 _MAX_COUNTED_S = 1.5
-"""Maximum time that counts between two checks, because all processes may have been suspended together."""
+"""Maximum time between two checks that counts towards a hang: all processes may have been suspended."""
 _MIN_SLEEP_S = 5.0
 """A longer time between two checks means that the machine or this process slept."""
 VICTIM_TIMEOUT_S = 1.0
@@ -302,7 +302,7 @@ class Watch:
 
     def failure_timeout_s(self) -> float:
         """Return how long after a failure to wait for more evidence of its cause. An input error on one rank
-        usually appears on the others too, unless the bad input is only on that rank."""
+        usually appears on all ranks, unless the bad input is only on that rank."""
         if all(rank.exit_code is not None for rank in self.ranks):
             return 0.0
         signals = {rank.exit_code for rank in self.ranks if rank.exit_code is not None and rank.exit_code < 0}
@@ -362,8 +362,7 @@ class Watch:
         return next((event.reason for event in ends), None)
 
     def _failure_before_end(self, rank: RankProcess) -> events.RankFailed | None:
-        """Return the failure that the rank reported, unless it came after the supervisor began to end the
-        rank."""
+        """Return the failure that the rank reported, unless the supervisor was already ending the rank."""
         failure = self.failure(rank.rank)
         late = failure is not None and rank.terminated_at is not None and failure.t > rank.terminated_at
         return None if late else failure

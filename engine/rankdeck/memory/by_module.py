@@ -56,8 +56,7 @@ def _tensors_by_kind(
 
 
 def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) -> BytesByModule:
-    """Return at most `max_modules` modules: the most deeply nested are merged into the modules that contain
-    them."""
+    """Return at most `max_modules` modules, merging the most deeply nested modules into those around them."""
     merged: BytesByModule = {name: dict(kinds) for name, kinds in modules.items()}
     depth = max((name.count(".") for name in merged), default=0)
     while len(merged) > max_modules and depth > 0:
@@ -71,8 +70,7 @@ def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) ->
 
 
 def failing_module(error: BaseException, model: nn.Module) -> str | None:
-    """Return the innermost module of the model that an exception passed through, such as 'blocks.2.mlp
-    (MLP)'.
+    """Return the model's innermost module that an exception passed through, such as 'blocks.2.mlp (MLP)'.
 
     None if it passed through no module.
     """

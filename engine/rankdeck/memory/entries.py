@@ -55,8 +55,8 @@ class DeviceBytes:
 class StorageEntry(StorageRef):
     """A live storage: a weak reference that dies with the storage.
 
-    `added_at` is the ledger's count of changes when the entry's bytes were added: it tells whether a peak
-    includes this entry.
+    `added_at` is the ledger's count of changes when the entry's bytes were added; the count tells whether a
+    peak includes this entry.
     """
 
     __slots__ = ("added_at", "device", "key", "kind", "num_bytes")
@@ -86,7 +86,7 @@ class Account:
         self.peak_at = now
 
     def relabel(self, entry: StorageEntry, kind: int) -> None:
-        """Change the entry's kind, also in the peak if the entry was live then."""
+        """Change the entry's kind, also in the snapshot at the peak if that includes the entry."""
         self.by_kind[entry.kind] -= entry.num_bytes
         self.by_kind[kind] += entry.num_bytes
         # Only a storage that was live at the peak is part of it.

@@ -129,8 +129,8 @@ class Ledger(Storages):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not track what this thread allocates in this context: host memory, or tensors used only for
-        their shape."""
+        """Do not track what this thread allocates in this context, such as host memory or tensors used only
+        for their shape."""
         state = self._threads.state
         state.paused += 1
         try:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..torch_compat.dispatch import OpOverload
 
 ComputeFn = Callable[[Any, tuple[Any, ...], Kwargs | None], Any]
-"""Computes an operation's result from its arguments."""
+"""Function that computes an operation's result from the operation's arguments."""
 _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
 _NO_DEVICE = -1

@@ -31,7 +31,7 @@ class Storages:
         assert num_devices >= 1 and round_to_bytes >= 1
         self.num_devices = num_devices
         self.live: dict[int, StorageEntry] = {}
-        """Entries by storage key; LedgerMode reads it without the lock."""
+        """Entries by storage key; LedgerMode reads them without the lock."""
         self._round_to_bytes = round_to_bytes
         self._accounts = [Account() for _ in range(num_devices)]
         self.live_bytes = 0

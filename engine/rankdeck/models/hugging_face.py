@@ -62,8 +62,8 @@ def model(*, config: str, **changes: Any) -> nn.Module:
 
 
 def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
-    """Return (data, None): random sequences from the configuration's vocabulary, which are also their own
-    labels, and no held-out data.
+    """Return (data, None): random sequences from the configuration's vocabulary, used as both inputs and
+    labels, without held-out data.
 
     Raises:
         ModelError: the file is not a language model's configuration.

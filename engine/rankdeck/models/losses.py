@@ -270,8 +270,8 @@ def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
 
 
 def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
-    """Yield the terms that make up the operation output at `edge`. `divisor` is what that output is later
-    divided by; if it is set, a sum counts as a mean."""
+    """Yield the terms that make up the operation output at `edge`. If `divisor` is set, that output is later
+    divided by it, and a sum counts as a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
     above = [input_edge for input_edge in node.next_functions if input_edge[0] is not None]
@@ -330,7 +330,7 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 class MeanCounter:
     """Finds, batch by batch, the number of targets over which the model's own loss is a mean. `mismatch` says
-    why the losses of microbatches do not add up to the batch's; None if no reason was found."""
+    why the losses of microbatches do not add up to the batch's loss; None if no reason was found."""
 
     def __init__(self) -> None:
         self.mismatch: Phrase | None = None

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 PART = "full"
 TRACKED_SOURCE = "measured in full observation"
-"""The same text as in events.py; a test compares the two."""
+"""The same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Numbers of steps; when the process has done this many, tracking of two steps starts as soon as it is
-possible."""
+"""Numbers of steps after which, or as soon as possible afterwards, tracking of two steps starts."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 

@@ -22,7 +22,7 @@ PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
 MEASURED_ON_GPU = "measured on GPU"
 UNATTRIBUTED = "unattributed"
-"""The same texts as in events.py; a test compares them."""
+"""Like the two constants above, the same text as in events.py; a test compares them."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """Kinds of memory in order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01
@@ -115,8 +115,8 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
 
 
 def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return the bytes of all kinds, with the rest of `total_bytes` as unattributed. Together they never
-    exceed the total."""
+    """Return the bytes of all kinds, with the rest of `total_bytes` as unattributed. The given kinds are
+    capped so that their sum never exceeds the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
         by_kind[kind] = min(owned_by_kind.get(kind, 0), left)

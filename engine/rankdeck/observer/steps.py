@@ -218,7 +218,7 @@ class StepObserver:
                 self._set_leader(track)
 
     def _set_leader(self, track: _OptimizerTrack) -> None:
-        """Make this optimizer the leading one; its steps that were set aside become the run's."""
+        """Make this optimizer the leading one; its steps that were set aside become steps of the run."""
         optimizer = track.ref()
         self._leader = track
         self._session.step += len(track.uncounted_rows)
@@ -249,7 +249,7 @@ class StepObserver:
             track.uncounted_rows = []
 
     def write(self) -> None:
-        """Write the steps observed so far; called from the thread and at the end."""
+        """Write the steps observed so far; called from the writer thread and at the end of the process."""
         with self._lock:
             waited_s = time.perf_counter() - (self._first_step_at or time.perf_counter())
             ending = self._session.is_ending

@@ -112,7 +112,7 @@ def _record_wrapper(
 
 
 def _to_json(value: Any) -> Any:
-    """Return `value` in a form that JSON can represent; other objects become a short text."""
+    """Return `value` in a form that JSON can represent; unsupported objects become a short text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

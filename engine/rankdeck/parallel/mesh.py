@@ -2,7 +2,7 @@
 
 In a mesh (data a, stage b), rank r has r = data * b + stage: the last axis varies fastest, as in torch's
 DeviceMesh. `device_mesh` creates torch's own mesh, with a process group per axis. All strategies use slices
-of the same mesh, so that torch can relate the axes of a layer that is cut along two of them.
+of the same mesh, so that torch can relate the axes of a layer that is cut along two axes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Mesh:
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
-    """Return torch's mesh over all ranks with the same axes.
+    """Return torch's mesh over all ranks, with the axes of `mesh`.
 
     All ranks call this together. Equal meshes share process groups.
     """
@@ -105,7 +105,7 @@ class Backend:
         return model_fn()
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build only the model's shapes, if its factory can run on "meta"."""
+        """Build the model on the meta device, or with real tensors if its factory needs them."""
         return build_on_meta(model_fn)
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:

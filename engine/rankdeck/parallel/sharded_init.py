@@ -30,7 +30,7 @@ def materialize_sharded(
     """Fill and cut the model, or this rank's stages of it, in place.
 
     `fill(part)` puts a part on the device and skips modules that are already filled. Returns the weights that
-    are replicated along the shard axis (scalars and others that cannot be cut).
+    are replicated along the shard axis (scalars and other weights that cannot be cut).
     """
 
     def prepare(submodule: nn.Module) -> None:

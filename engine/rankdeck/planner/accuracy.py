@@ -142,7 +142,7 @@ class ErrorSpread:
 
 
 def error_spread(errors: Iterable[float]) -> ErrorSpread | None:
-    """Return the distribution of absolute errors; None if there are none."""
+    """Return the distribution of absolute errors; None if `errors` is empty."""
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return None

@@ -54,7 +54,7 @@ class _Block:
 class CachingAllocator:
     """Model of torch's caching allocator, which can reserve up to `limit_bytes` of a device (None: no limit).
 
-    A request that does not fit is granted as well: `peak_reserved_bytes` is then what the device would need.
+    Even a request that does not fit is granted: `peak_reserved_bytes` is then what the device would need.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:

@@ -111,7 +111,7 @@ def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -
 def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
     """Return a sort key for how long planning takes.
 
-    The key is the number of full model runs in a step, and whether there is a process group.
+    The key is the number of full model runs in a step, then whether there is a process group.
     """
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
@@ -156,7 +156,7 @@ def representative_ranks(
 class TargetDevice:
     """A device to plan for.
 
-    `total_bytes` is what programs can use, None if unspecified; `gpu` is None for a virtual device.
+    `total_bytes` is the usable memory, None if unspecified; `gpu` is None for a virtual device.
     """
 
     name: str | None
@@ -248,7 +248,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
 
 
 def least_batch(config: RunConfig, num_devices: int) -> int:
-    """Return the smallest batch: one sample for every device, microstep and microbatch."""
+    """Return the smallest batch: one sample per microbatch, in each microstep, on each device."""
     options = config.strategy.options
     shards, stages = config.strategy_spec.batch_split(options, num_devices)
     return math.prod((config.train.accumulate, shards, num_microbatches(options, stages)))

@@ -186,7 +186,7 @@ def _count_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
 def _find_equal_slices(strategy: Strategy) -> tuple[int, ...]:
     """Return for every slice of sharded weights the first slice with the same shapes.
 
-    torch shards the first dim of every weight into slices of ceil(length / n); the last ones may be shorter
+    torch shards the first dim of every weight into slices of ceil(length / n); the last slices may be shorter
     or empty.
     """
     num_slices = strategy.mesh().size("shard")
@@ -262,7 +262,7 @@ def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes
 
 @contextlib.contextmanager
 def _process_group(request: PassRequest) -> Iterator[None]:
-    """Keep the process group of a strategy with ranks open; all of its collectives complete at once."""
+    """Keep a fake process group open if the strategy uses ranks; its collectives complete at once."""
     if request.config.strategy_spec.one_process:
         yield
         return

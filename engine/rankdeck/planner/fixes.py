@@ -56,8 +56,8 @@ _MAX_TENSOR_PARALLEL = 8
 _MAX_ACCUMULATE = 4
 """Maximum number of microsteps: planning each microstep takes as long as planning the whole batch."""
 _MAX_REMAINING_SHARE = 0.95
-"""If doubling the devices leaves more than this share of the memory need per device, more devices do not
-help."""
+"""Maximum ratio of a device's memory needs after and before doubling the devices; above this ratio, more
+devices do not help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
     FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),
@@ -125,9 +125,9 @@ def single_fixes(
     *,
     always: bool = False,
 ) -> Iterator[PlanLine]:
-    """Yield single changes that save memory, if the line does not fit or is tight.
+    """Yield a plan line for each single change that saves memory, if `line` does not fit or is tight.
 
-    With `always`, also yield them for a line that fits.
+    With `always`, do this even for a line that fits.
     """
     if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
         return
@@ -195,7 +195,7 @@ def combined_fixes(
 
 
 def _best_line(lines: Sequence[PlanLine]) -> PlanLine | None:
-    """Return the best line that fits. Lines that fit well come before tight ones; among equals, the fewest
+    """Return the best line that fits. Lines that fit well come before tight lines; among equals, the fewest
     changes win."""
     good = [line for line in lines if line.verdict in (FITS, TIGHT)]
     return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
@@ -332,7 +332,7 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with an explanation that names the bytes of its fullest device, or `num_bytes`."""
+    """Return the line with advice from `template`, which names `num_bytes` or the fullest device's bytes."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

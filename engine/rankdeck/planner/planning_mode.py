@@ -39,8 +39,8 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 def planning_mode(
     *, like_cuda: bool, initial_values: bool = False, on_model_built: Callable[[], None] = lambda: None
 ) -> Iterator[Backend]:
-    """Enter a context in which strategies build and train on fake tensors, as with NCCL or gloo; yield their
-    backend.
+    """Enter a context in which strategies build and train on fake tensors, as with NCCL (`like_cuda`) or
+    gloo; yield their backend.
 
     `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
     so that the model also works on real tensors.
@@ -73,7 +73,7 @@ class PlanBackend(Backend):
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Build the model so that Hugging Face's code does not mistake fake tensors for a sign of tracing.
 
-        During tracing, that code never skips attention masks.
+        If that code detects tracing, it never skips attention masks.
         """
         model = name_modules(changes.replace_real_tensors(model_fn()))
         self._on_model_built()

@@ -7,7 +7,7 @@ The quickest candidates come first: the first child runs while this process impo
 need.
 
 Forking is safe while this process has one thread and no process group. It spares each rank the import, and
-isolates each rank from torch's state in the others. A user's model may print, call exit or be killed by a
+isolates each rank from torch's state in other ranks. A user's model may print, call exit or be killed by a
 signal: that affects neither the other candidates nor stdout. Read rank_plan.py first.
 """
 

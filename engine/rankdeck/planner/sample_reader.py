@@ -178,7 +178,7 @@ class _SampleReader:
             self._single_sizes[index], self._elements[index] = _sizes(leaves), num_elements(leaves)
 
     def _extreme_batches(self) -> Iterator[list[int]]:
-        """Yield, for each size that varies, a batch of the smallest sample and the two largest."""
+        """Yield, for each size that varies, a batch of the smallest sample and the two largest samples."""
         columns = zip(*self._single_sizes.values(), strict=True)
         differing = dict.fromkeys(tuple(column) for column in columns if len(set(column)) > 1)
         read_indices = list(self._single_sizes)

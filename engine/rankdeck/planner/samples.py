@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""Values of one size: for each sample of a batch, read alone, and for the batch as a whole."""
+"""Values of one size: a value for each sample of a batch, read alone, and the value for that batch."""
 
 
 class Growth(msgspec.Struct, frozen=True):

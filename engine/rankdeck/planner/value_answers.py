@@ -92,7 +92,7 @@ def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
 
 
 def _index_all(tensor: Tensor, indices: list[Any]) -> Tensor:
-    """Index as if every element of a mask were true."""
+    """Index `tensor` as if every element of a mask in `indices` were true."""
     full_indices: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):

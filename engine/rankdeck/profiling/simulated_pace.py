@@ -1,7 +1,6 @@
 """Simulate compute time: each virtual device takes as long as its FLOPs need at a given rate.
 
-    slot = FLOPs of a forward or backward / rate       the device computes, then sleeps for the rest of its
-    slot
+    slot = FLOPs of a forward or backward / rate       the device computes, then sleeps until its slot ends
 
 Two cores cannot show a bubble or an overlap; four sleeping devices can. The first step counts the FLOPs of
 every slot, the second times the real computation, and from the third on every slot is paced. A slot must last

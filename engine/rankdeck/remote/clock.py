@@ -1,5 +1,5 @@
-"""Estimate how far another host's clock is ahead. Guards import this module, so it uses only the standard
-library."""
+"""Estimate how far another host's clock is ahead of the local clock. Guards import this module, so it uses
+only the standard library."""
 
 from __future__ import annotations
 

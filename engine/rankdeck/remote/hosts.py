@@ -32,7 +32,7 @@ class CommandResult(msgspec.Struct):
 
     @classmethod
     def parse(cls, output: str | bytes) -> CommandResult:
-        """Parse a command's output; return an empty result if the output is something else."""
+        """Parse a command's output; return an empty result if the output is not a result in JSON."""
         try:
             return msgspec.convert(parse_json(output), cls)
         except (ValueError, msgspec.ValidationError):

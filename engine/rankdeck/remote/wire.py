@@ -165,7 +165,7 @@ class Whole(Message, frozen=True, kw_only=True):
 class Told(Message, frozen=True, kw_only=True):
     """Report of whether the run is alive.
 
-    For a live run it is sent after the run's configuration, for a run that has ended after everything else.
+    For a live run it is sent after the run's configuration; for a run that has ended, as the last message.
     """
 
     number: int

@@ -31,7 +31,7 @@ PHASES = (
     tr_noop("reduce"),
     tr_noop("step"),
 )
-"""Phases in the order of a step. Strategies may add others."""
+"""Phases in the order of a step. Strategies may add other phases."""
 COMMUNICATION = ("all-reduce",)
 """Phases that may overlap another phase of the same device."""
 SIMULATED_TIME = tr_noop("simulated time")
@@ -228,7 +228,7 @@ class AnatomyCollector:
         return self._complete_steps[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Add a rank's valid spans; return the step if they complete one."""
+        """Add a rank's valid spans; return the step if it is complete with these spans."""
         self._pending.setdefault(share.step, {})[share.rank] = share
         # A rank that never reports must not make incomplete steps pile up.
         while len(self._pending) > _MAX_PENDING_STEPS:

@@ -147,7 +147,7 @@ class Attempt:
     def samples_per_step(self) -> float:
         """Return the number of samples to assume for a step that reports none; NaN if unknown.
 
-        For a script, this is the mean of the known numbers, if most steps have one.
+        For a script, this is the mean of the known numbers, if most steps report a number.
         """
         if self.started is not None and self.started.global_batch:
             return float(self.started.global_batch)
@@ -204,7 +204,7 @@ class Attempt:
             self.trained_steps.append_many(ended[has_ended], steps[has_ended], steps[has_ended])
 
     def _discard_rows(self, first: int) -> None:
-        """Discard existing rows from step `first` on, so that new ones can be appended.
+        """Discard existing rows from step `first` on, so that new rows can be appended.
 
         A script's rows change when another rank reports its steps late.
         """

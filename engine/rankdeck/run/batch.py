@@ -1,7 +1,7 @@
 """Sort the events of a run's files into columns, the only work whose cost grows with the number of events.
 
-A batch is filled by the thread that reads the files (in the app, a separate one). `RunState.apply` then takes
-nearly the same time for any number of events. run_state.py uses this module.
+A batch is filled by the thread that reads the files (in the app, a separate thread). `RunState.apply` then
+takes nearly the same time for any number of events. run_state.py uses this module.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Batch:
 
 
 def iter_batches(reader: EventReader) -> Iterator[Batch]:
-    """Yield batches of everything that can be read now; the last one is empty."""
+    """Yield batches of everything that can be read now; the last batch is empty."""
     while True:
         batch = Batch()
         for name, chunk in reader.batches():

@@ -69,8 +69,8 @@ class Movement(msgspec.Struct):
         return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Translate the peers of rank `same` to those of rank `rank`; both groups vary along the same
-        axes."""
+        """Translate the peers of rank `same` to those of rank `rank`; the peers of both ranks lie along the
+        same mesh axes."""
         coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
         base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
         varies = [

@@ -53,10 +53,10 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
     `active_bytes` is the peak of live tensors, which is the sum of `by_kind` (see events.MEMORY_KINDS).
     `reserved_bytes` is what torch's allocator would reserve for that peak; it is None in a rehearsal, which
     has no allocator. The allocator frees cached segments only when memory runs out, so a clearly smaller part
-    of `total_bytes` may suffice: that part is `needed_bytes`, None otherwise. `constants_bytes` are the
-    driver's context and NCCL's buffers, 0 in a rehearsal. The verdict compares `total_bytes` with
-    `capacity_bytes` minus `others_bytes` (current memory of other processes); the capacity is None if it was
-    not given.
+    of `total_bytes` may suffice: `needed_bytes` is that part, computed only near or above the device's limit
+    (else None). `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. The verdict
+    compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory of other processes); the
+    capacity is None if it was not given.
     """
 
     device: int

@@ -82,7 +82,7 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
-    entry that this one repeats to measure the machine's drift. `seen` maps codes to texts of the notes that
+    entry that this entry repeats to measure the machine's drift. `seen` maps codes to texts of the notes that
     the run reported about itself. `verified` is the result, as text, of the check before the first step, and
     `verified_outcome` is the outcome from events.Verified.
     """
@@ -127,10 +127,10 @@ class ExcludedStrategy(TranslatableStruct, kw_only=True):
 class RaceVerdicts(TranslatableStruct, kw_only=True):
     """Results of comparing the entries. Numbers are entry numbers; `drift` is (repeated - first) / first.
 
-    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. In a
-    rehearsal, whose times are not a GPU's, `winner` is always None: `fastest` is the best entry in either
-    case, and `fastest_why` explains it in a sentence. If the machine's speed changed too much to tell, both
-    are None and `inconclusive` says so. `notes` are display texts.
+    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `fastest`
+    is the best entry, and `fastest_why` explains that in a sentence. `winner` is always None in a rehearsal,
+    whose times are not a GPU's. If the machine's speed changed too much to tell, `fastest` and `winner` are
+    None and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None
@@ -171,7 +171,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def unique_entries(self) -> list[RaceEntry]:
-        """All entries except the one that repeats the first."""
+        """All entries except the entry that repeats the first entry."""
         return [entry for entry in self.entries if entry.repeats is None]
 
     @property

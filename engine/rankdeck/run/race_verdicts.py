@@ -2,11 +2,11 @@
 
 Losses. From the same seed, every strategy computes the same losses, so each loss is compared with that of a
 reference: the entry of `single`, or else the first entry that completed. Sums in another order round
-differently, and an optimizer that divides by the size of gradients amplifies that with every step (2e-6 after
-24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the first steps,
-and fifty times that tolerance to later steps. If gradients are not synchronized, the difference after two
-steps is a thousand times either tolerance. A strategy that is known to compute something else is listed with
-the reason and does not fail the comparison.
+differently, and an optimizer that divides by the size of gradients amplifies the difference with every step
+(2e-6 after 24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the
+first steps, and fifty times that tolerance to later steps. If gradients are not synchronized, the difference
+after two steps is a thousand times either tolerance. A strategy that is known to give different results is
+listed with the reason and does not fail the comparison.
 
 Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
 medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
@@ -64,8 +64,8 @@ _NO_OTHER_TEXTS = (
     tr_noop("No other entry was as fast, except {last}, which trains differently."),
     tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
-"""Reasons why an entry is the fastest, if none, one or several other entries were as fast but train
-differently."""
+"""Reasons why an entry is the fastest, by the number of entries that were as fast but train differently:
+none, one or several."""
 _SIMPLEST_TEXTS = (
     tr_noop("It is the simplest of {count} entries with indistinguishable times."),
     tr_noop("It is the simplest of {count} entries with indistinguishable times; {last} trains differently."),

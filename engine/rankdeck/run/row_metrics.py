@@ -1,6 +1,6 @@
-"""Compute the metrics of a run's row from its state, with the same values as in `rankdeck show`.
+"""Compute a run's metrics for its row in the list of runs, with the same values as in `rankdeck show`.
 
-A run that is over is read once. For an active run, each call reads only the new events.
+A run that is over is read once. For an active run, each call of `read_chunk` reads only new events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_metrics(state: RunState) -> RunMetrics:
 
 
 class RunMetricsReader:
-    """Reader of one run's events in chunks, so that other runs do not have to wait until it is done."""
+    """Reader of one run's events in chunks, so that a caller can read other runs between two chunks."""
 
     def __init__(self, run: RunDir) -> None:
         # A row shows no curves, so none are built.

@@ -82,7 +82,7 @@ class RunHistory:
         return position.state.copy()
 
     def _restore_nearest(self, time: float) -> None:
-        """Move to the nearest known position before the time."""
+        """Move to the latest known position that is not after `time`."""
         usable = [
             position for position in (self._position, *self._snapshots) if position.last_event_time <= time
         ]
@@ -114,8 +114,8 @@ class RunHistory:
         return read_bytes > 0
 
     def _keep_snapshot(self) -> None:
-        """Take a snapshot if enough bytes were read since the last snapshot. The interval grows, so that
-        there are only a few."""
+        """Take a snapshot if enough bytes were read since the last snapshot. This number of bytes grows, so
+        that there are only a few snapshots."""
         last = max((snapshot.num_bytes for snapshot in self._snapshots), default=0)
         if self._position.num_bytes - last < self._snapshot_interval_bytes:
             return
@@ -199,7 +199,7 @@ def step_intervals(state: RunState) -> list[StepInterval]:
 
 
 def _end_times(state: RunState) -> Floats:
-    """Return when each trained step ended (Unix times); older points are reduced to the first of each bin."""
+    """Return when each trained step ended (Unix times); for older steps, only the first time of each bin."""
     windows = [
         attempt.trained_steps.window(
             attempt.trained_steps.first_x, attempt.trained_steps.last_x or 0.0, _MAX_POINTS

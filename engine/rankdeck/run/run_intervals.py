@@ -1,7 +1,7 @@
 """Describe when a run was active: one interval per attempt, without the pauses between them.
 
-A list reads the intervals from the ends of the files (row.py), the run state from all events (attempt.py).
-The total duration is computed here from the intervals of either source.
+A list of runs reads the intervals from the ends of the files (row.py); the run state collects them from all
+events (attempt.py). This module computes the total duration from the intervals of either source.
 """
 
 from __future__ import annotations

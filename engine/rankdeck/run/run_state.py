@@ -55,8 +55,8 @@ _OWN_ATTRIBUTES = (
 class RunState(AttemptRows):
     """State of a run, built from its events.
 
-    `max_rows` is the limit per attempt, None for all rows (exports). Without `curves`, no curves are computed
-    for charts.
+    `max_rows` is the maximum number of step rows held per attempt, None for all rows (exports). Without
+    `curves`, no curves are computed for charts.
     """
 
     def __init__(self, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
@@ -216,7 +216,7 @@ class RunState(AttemptRows):
     @property
     def ending(self) -> str | None:
         """Stage of the latest attempt's end: "stopping" once a stop is requested, "ending" once its ranks
-        exited; None before."""
+        have exited; None before that."""
         attempt = self._latest_attempt
         return "stopping" if attempt.is_stopping else "ending" if attempt.ended is not None else None
 
@@ -313,7 +313,7 @@ class RunState(AttemptRows):
 
     @property
     def devices(self) -> dict[int, DeviceState]:
-        """Devices that were announced or reported, by device index."""
+        """Devices that the supervisor announced or events reported, by device index."""
         if self._devices is None:
             zero = self.first_started.started if self.first_started is not None else 0.0
             self._devices = merge_devices(self._measured_attempts, self._histories, zero)
@@ -325,8 +325,8 @@ class RunState(AttemptRows):
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:
-        """Return the value from the newest attempt that has one; only attempts measured together are
-        considered."""
+        """Return the value from the newest attempt that has one, among the attempts that `devices`
+        combines."""
         return next((value for attempt in reversed(self._measured_attempts) if (value := get(attempt))), None)
 
     @property
@@ -355,8 +355,8 @@ class RunState(AttemptRows):
         )
 
     def imbalance(self) -> Imbalance | None:
-        """Compare the lead device's peak with the median of the others; None if fewer than two peaks are
-        known."""
+        """Compare the lead device's peak with the median peak of the other devices; None if fewer than two
+        peaks are known."""
         return find_imbalance({index: device.peak_bytes for index, device in self.devices.items()})
 
 

@@ -50,7 +50,7 @@ class LossScalingSummary(msgspec.Struct, frozen=True):
 
 
 def summarize_loss_scaling(attempts: Iterable[LossScaleHistory]) -> LossScalingSummary | None:
-    """Summarize attempts in their order; None without scaling."""
+    """Summarize a run's attempts, which are given oldest first; None without scaling."""
     scaled = [history for history in attempts if history.scale is not None]
     if not scaled:
         return None

@@ -25,7 +25,7 @@ class ScriptMetric:
     """One metric that the script has logged. `step` is the step of `last`; the x axis of `curve` uses the
     same steps.
 
-    Steps are numbered by the script; if it gave no numbers or restarted its count, they are observed steps.
+    Steps are numbered by the script; if it gave no numbers or restarted its count, observed steps are used.
     """
 
     name: str

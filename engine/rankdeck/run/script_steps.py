@@ -41,7 +41,7 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps held for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum time between the ends of a step on two ranks, unless the step itself takes longer."""
+"""Maximum time between the ends of a step on two ranks that take part in it, unless the step takes longer."""
 _MAX_JOIN = 1 << 16
 
 
@@ -140,7 +140,7 @@ class ScriptStepJoiner:
             self._late_steps.append((block.rank, first))
 
     def join(self) -> list[Floats]:
-        """Return rows (SCRIPT_COLUMNS, steps) in order: first those that have changed, then the new ones."""
+        """Return rows (SCRIPT_COLUMNS, steps) in step order: first the changed rows, then the new rows."""
         max_steps = max((rank.num_steps for rank in self.ranks.values()), default=0)
         if not max_steps:
             return []
@@ -160,7 +160,7 @@ class ScriptStepJoiner:
         return rows
 
     def _first_changed(self, leader: int) -> float:
-        """Return the first step that was already returned but that another rank has reported since."""
+        """Return the first step whose row was already returned, but which another rank has reported since."""
         lead = self.ranks[leader]
         returned = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf

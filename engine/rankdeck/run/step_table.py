@@ -137,7 +137,7 @@ class StepTable:
         self.num_dropped += len(steps)
 
     def _thin_marks(self, num_gone: int) -> None:
-        """Thin out the marks so that `num_gone` dropped rows do not leave too many."""
+        """Thin out the marks, so that `num_gone` dropped rows do not leave too many marks."""
         stride = self._stride
         while num_gone > self._stride * self._MAX_MARKS:
             self._stride *= 2

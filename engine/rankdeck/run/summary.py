@@ -78,7 +78,7 @@ class DeviceSummary(msgspec.Struct, frozen=True):
 
 
 class ImbalanceSummary(msgspec.Struct, frozen=True):
-    """The device with the most memory in use, compared with the median of the others."""
+    """The device with the most memory in use, compared with the median of the other devices."""
 
     device: int
     excess_bytes: int

@@ -147,7 +147,7 @@ def newest_loss(state: RunState) -> float | None:
 
 
 def training_data_summary(state: RunState) -> TrainingData | None:
-    """Summarize the training data; None until a rank has reported."""
+    """Summarize the training data; None until a rank has reported the number of samples."""
     data_events = [attempt.data for attempt in state.attempts.values() if attempt.data is not None]
     return TrainingData(data_events[-1].samples, data_events[-1].left_out) if data_events else None
 
@@ -184,7 +184,7 @@ def _read_end(run: RunDir) -> _AttemptEnd:
 
 
 def _past_end(state: RunState) -> _AttemptEnd:
-    """Return the end of an attempt that another attempt followed."""
+    """Return how the last attempt of `state` ended; a later attempt of the run followed it."""
     last = max(state.attempts, default=0)
     ended = state.attempts[last].ended if last in state.attempts else None
     return _AttemptEnd("lost") if ended is None else _AttemptEnd(ended.outcome, ended.exit_code)

@@ -25,8 +25,8 @@ OUTCOME_TEXTS: Mapping[str, str] = {
     UNCHECKED: tr_noop("not verified"),
     "failed": tr_noop("cannot run"),
 }
-"""Texts by outcome of events.Verified, and for "failed": the strategy refused to run before the comparison.
-"""
+"""Texts by outcome of events.Verified, and for "failed": a strategy that refused to run before the
+comparison."""
 
 _EQUAL_TEXT = tr_noop(
     "Verified: matches one device (largest difference {largest} after two steps in {precision})"

@@ -82,8 +82,8 @@ class EventReader:
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
         """Yield (file name, events) chunk by chunk; the file's cursor advances with each chunk.
 
-        An attempt is read to its end before the next attempt, which started later. The files of an attempt
-        take turns, the supervisor's first, so that no rank's file is read to its end while another one waits.
+        An attempt is read to its end before the next attempt, which started later. Its files are read in
+        turn, a chunk each, the supervisor's first, so that no file waits for the end of another file.
         """
         by_attempt: dict[int, list[str]] = {}
         for name in sorted(self.file_names(), key=lambda name: not name.startswith("supervisor")):
@@ -250,7 +250,7 @@ class ClockOffsets:
                 event.started = clamp_time(event.started - ahead_s)
 
     def _ahead_s(self, file_name: str, t: float) -> float:
-        """Return how far the clock of the file's writer was ahead when it showed `t`."""
+        """Return how far the writer's clock was ahead of the first host's clock when it showed `t`."""
         since, offsets = self._file_offsets(file_name)
         host_ahead_s = offsets[max(0, bisect_right(since, t) - 1)] if offsets else 0.0
         return host_ahead_s + self._origin_ahead_s

@@ -30,7 +30,7 @@ def default_runs_folder() -> Path:
 
 
 def runs_folder(folder: str | Path | None) -> Path:
-    """Return the folder that the user asked for, or the default one."""
+    """Return the folder that the user asked for, or the default runs folder."""
     return default_runs_folder() if folder is None else expand_home(folder).absolute()
 
 
@@ -152,7 +152,7 @@ def _has_name(run: RunDir, text: str) -> bool:
 # Deleting the folder deletes the whole race.
 
 FIRST_STEPS_KEY = "first_steps"
-"""Key in environment.json for the number of steps after which the run ends, leaving only its events."""
+"""Key in environment.json for the number of steps after which the run ends, saving nothing but its events."""
 
 
 class RaceDir:

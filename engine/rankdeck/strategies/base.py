@@ -83,7 +83,7 @@ class Setup:
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
     shapes are needed early. A pipeline calls `on_drained(microbatches in flight, updates)` after a drain.
-    `analysis` may come from an earlier build.
+    `analysis` holds findings about the model, possibly from an earlier build.
     """
 
     options: Options
@@ -120,9 +120,9 @@ class Strategy(ABC):
     axis: ClassVar[str] = "data"
     """The name of the mesh axis along which all ranks are arranged."""
     needs_warm_up: ClassVar[bool] = False
-    """Whether a resumed run starts with a dummy step, because a process's first step is different."""
+    """Whether a resumed run takes a dummy step first, as a process's first step differs from later steps."""
     forward_is_local: ClassVar[bool] = True
-    """Whether one rank can run the module's forward without the others."""
+    """Whether one rank can run the module's forward without the other ranks."""
     communicates_in_forward: ClassVar[bool] = False
     """Whether ranks wait for each other within a forward or backward."""
     owns_optimizer_step: ClassVar[bool] = False
@@ -305,7 +305,7 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
-        """Wrap forward and backward of this rank's share of a batch, so that state that the forward changes
+        """Wrap forward and backward of this rank's share of a batch, so that the state changed by the forward
         ends up as if one device had processed the whole batch."""
         if self._forward_state is None:
             self._forward_state = ForwardState(self.module, ledger=self.ledger)
@@ -383,7 +383,7 @@ def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Modu
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast context for forward and loss with bf16 or fp16; otherwise an empty context."""
+    """Return the autocast context for forward and loss; with neither bf16 nor fp16, an empty context."""
     dtype = _AUTOCAST.get(precision)
     return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 

@@ -241,7 +241,7 @@ class PipelineParallel(Strategy):
 
     def use_sizes(self, batch: Batch) -> None:
         """Set the boundaries' shapes for this batch, whose samples may be padded to a different length than
-        before.
+        those of the previous batch.
 
         All ranks of a pipeline see the same batches.
         """

@@ -280,8 +280,8 @@ class AsyncPipeline(PipelineParallel):
         """Release sent tensors, except those of the last `keep_calls` calls.
 
         Some backends mark a send as finished only once it is waited for. Two calls later the wait takes no
-        time: this call has received tensors that the neighbours could send only after they had received the
-        earlier ones.
+        time: by then this stage has received tensors that its neighbours could send only after they had
+        received the sent tensors.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():

@@ -48,7 +48,7 @@ class ProcessIdentities:
         return identity
 
     def process_use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
-        """Return the entry for a process on a device."""
+        """Return a process's identity and its use of a device."""
         who = self.identify(pid)
         process = who.process
         host_bytes = None if process is None else _or_none(lambda: int(process.memory_info().rss))

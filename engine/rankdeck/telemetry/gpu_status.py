@@ -2,7 +2,7 @@
 
 `rankdeck devices`, the choice of a run's devices, the doctor and the app share this status. registry.py
 builds it from the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes
-on it; `auto` takes whole GPUs that are both. Each piece of code that refuses a GPU words its own message.
+on it; `auto` takes whole GPUs that are usable and free. Code that refuses a GPU writes its own message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JSON_KEYS = (
     "parent", "mig", "unified", "host_bytes", "simulated", "state", "lost_at", "why", "states",
     "run", "age_s",
 )  # fmt: skip
-"""Keys of a row of `rankdeck devices --json`, in order."""
+"""Keys of a row of `rankdeck devices --json`, in the order of the output."""
 _PROCESS_KEYS = ("pid", "name", "used_bytes", "type", "foreign", "user", "command", "host_bytes")
 
 
@@ -152,7 +152,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether the device is available and no process computes on it."""
+        """Whether no run or process uses the device, and it is neither lost nor split into MIG instances."""
         is_used = bool(self.compute_processes) or self.unaccounted_bytes is not None
         return not (self.is_lost or self.mig or is_used) and self.run is None
 

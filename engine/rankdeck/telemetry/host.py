@@ -31,8 +31,8 @@ def virtual_uuid(index: int) -> str:
 
 
 class HostProvider(Provider):
-    """Provider for the ranks of a rehearsal. `pids`: the processes of the ranks in order; rank i is virtual
-    device i.
+    """Provider for the ranks of a rehearsal. `pids`: the processes of the ranks in rank order; rank i is
+    virtual device i.
 
     Utilisation is CPU time over wall time since the last reading, divided by the number of threads that a
     rank may use (`threads`). With `include_children` a rank's child processes count as well, because a user's

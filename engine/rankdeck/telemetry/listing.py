@@ -44,7 +44,7 @@ def list_gpus() -> list[GpuStatus]:
 def query_gpus(timeout_s: float = LISTING_TIMEOUT_S, *, pcie: bool = False) -> GpuListing:
     """Return all GPUs with all readings, including PCIe metrics if `pcie` is set.
 
-    A device that crashes the library or does not respond is reported as lost; the others are queried again.
+    A device that crashes the library or does not respond is reported as lost; all others are queried again.
 
     Raises:
         MachineError: there is no driver, or it does not answer at all.

@@ -54,8 +54,8 @@ _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 class NvmlProvider(Provider):
     """Provider for the machine's NVIDIA GPUs.
 
-    `library` is loaded instead of the driver's own, and its devices are marked as simulated. `skip` lists the
-    UUIDs, "#index" or EVENTS that are never queried, because querying them crashed or hung an earlier
+    `library` is loaded instead of the driver's library, and its devices are marked as simulated. `skip` lists
+    the UUIDs, "#index" or EVENTS that are never queried, because querying them crashed or hung an earlier
     sampler. `mark` is called with the device and the call before each query.
     """
 

@@ -29,7 +29,7 @@ from rankdeck.telemetry.nvml_calls import (
 from rankdeck.telemetry.readings import METRICS, Device, indexed_uuid, placeholder_uuid
 
 MarkCall = Callable[[str, str], None]
-"""Called with device and call name before a call that may crash or hang the process."""
+"""Function that is called with device and call name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """Maximum plausible counts; a driver that reports more is faulty."""
 SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")

@@ -33,7 +33,7 @@ XidKind = tuple[str | None, int]
 
 
 class XidEvents:
-    """Counts of XID errors on these GPUs, by UUID."""
+    """Counts of XID errors on the given GPUs, by UUID."""
 
     def __init__(self, gpus: Mapping[str, NvmlGpu]) -> None:
         self._gpus = gpus

@@ -59,8 +59,7 @@ class Provider(Protocol):
         return
 
     def notices(self, *, at_end: bool = False) -> list[NoticeLine]:
-        """Return the notices since the last call; `at_end` includes those that would otherwise be reported
-        later."""
+        """Return the notices since the last call; with `at_end`, also the notices that are not due yet."""
         return []
 
     def signature(self) -> object:

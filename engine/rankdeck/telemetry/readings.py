@@ -172,7 +172,7 @@ def placeholder_uuid(index: int) -> str:
 
 
 def indexed_uuid(uuid: str, index: int) -> str:
-    """Return the stand-in UUID of a device that reports another device's UUID, or none."""
+    """Return the stand-in UUID of a device that reports no UUID or another device's UUID."""
     return f"{uuid}#{index}"
 
 

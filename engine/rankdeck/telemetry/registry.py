@@ -35,8 +35,8 @@ _MAX_NOTICES = 100
 
 
 class DeviceRegistry:
-    """Current state of all devices. Feed it lines in order, with their arrival time (CLOCK_MONOTONIC
-    seconds).
+    """Current state of all devices. Pass it the lines in order of arrival, with their arrival times
+    (CLOCK_MONOTONIC seconds).
 
     `devices` are in nvidia-smi's order, including lost ones. `devices_line` is the last `devices` line (None
     before the first line). `notices` are the most recent notices, oldest first.
@@ -83,7 +83,7 @@ class DeviceRegistry:
         return msgspec.structs.replace(reading, state=state, age_s=age_s)
 
     def processes(self, uuid: str) -> DeviceProcesses:
-        """Return the processes from the last query of the device; unknown before the first one."""
+        """Return the processes from the last query of the device; unknown before the first query."""
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
@@ -144,8 +144,8 @@ class DeviceRegistry:
     def _replace_devices(self, line: DevicesLine) -> None:
         """Store the new list; devices that are missing from it are kept as lost.
 
-        MIG instances are dropped once their GPU is no longer split, and so is a GPU that had not even
-        reported its UUID.
+        MIG instances are dropped once their GPU is no longer split, and a GPU that never reported its UUID
+        once the list contains an entry with its index.
         """
         by_uuid = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}

@@ -130,7 +130,7 @@ class Sampler:
         threading.Thread(target=wait, name="events", daemon=True).start()
 
     def run(self, wait: Callable[[float], bool]) -> int:
-        """Tick until `wait` (called with seconds) returns True, and return the exit code.
+        """Tick until `wait(seconds)` returns True, and return the exit code.
 
         The code is nonzero if a new process must take over.
         """

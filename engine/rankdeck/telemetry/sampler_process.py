@@ -216,7 +216,7 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """Describe how the sampler ended, in which call, and when the next one starts."""
+        """Describe how the sampler ended, in which call, and when the next sampler starts."""
         arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device

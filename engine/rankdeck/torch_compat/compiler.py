@@ -115,8 +115,8 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""Code that does what torch's function does outside a graph; its global `torch` also exists in torch's
-module."""
+"""Code with the effect that torch's function has outside a graph. It runs with the globals of torch's module,
+which include `torch`."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
 """Names that torch's function uses. A function that uses other names does something else, and is not
 replaced."""

@@ -53,7 +53,7 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
 
 
 def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make DDP's log time every backward if `is_enabled`, otherwise only every hundredth."""
+    """Make DDP's log time every backward if `is_enabled`, and only every hundredth backward if not."""
     ddp._set_ddp_runtime_logging_sample_rate(1 if is_enabled else _DEFAULT_SAMPLE_RATE)
 
 

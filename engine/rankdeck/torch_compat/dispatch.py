@@ -98,9 +98,9 @@ class DispatchMode(TorchDispatchMode):
         return False
 
     def worker_mode(self) -> DispatchMode | None:
-        """Return the mode for a thread that works on behalf of this mode's thread.
+        """Return the mode for a worker thread, which works on behalf of this mode's thread.
 
-        None if that thread's operations do not belong to this mode, or if the thread enters a mode by itself.
+        None if the worker's operations do not belong to this mode, or if the worker enters a mode by itself.
         """
         return None
 
@@ -110,7 +110,7 @@ storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors that own the storages: a sparse tensor's indices and values, otherwise the tensor.
+    """Return the tensors that own the storages: a sparse tensor's indices and values, or the tensor itself.
 
     Empty for a tensor without memory, or with memory that torch does not expose (MKL-DNN's).
     """
@@ -176,7 +176,7 @@ def has_wrappers(types: Sequence[type]) -> bool:
 
 @functools.cache
 def is_wrapper(cls: type) -> bool:
-    """Check whether tensors of this class wrap others; a wrapper's own storage has a size but no memory."""
+    """Check whether this class's tensors wrap other tensors; a wrapper's storage has a size but no memory."""
     # Plain subclasses such as Parameter have this one: they wrap nothing.
     plain = torch._C._disabled_torch_dispatch_impl
     return cls.__name__ != "FakeTensor" and getattr(cls, "__torch_dispatch__", plain) is not plain

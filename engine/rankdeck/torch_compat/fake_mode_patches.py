@@ -1,6 +1,6 @@
 """Patches of torch for strategies that build and train on fake tensors.
 
-    module apply        Module.to and .double swap tensors, which fake tensors refuse: they are replaced
+    module apply        Module.to and .double swap tensors, which fake tensors refuse: new tensors are stored
     init                torch.nn.init would fill tensors without memory: skipped
     device mesh         DeviceMesh looks up this rank's coordinate in a tensor: computed on real tensors
     object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same objects

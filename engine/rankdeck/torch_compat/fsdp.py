@@ -35,8 +35,7 @@ PRIVATE_APIS = (
 def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
     """Make FSDP scatter zeros for each weight in the module's own group that got no gradient.
 
-    Each time before gradients are scattered, `use` is called with the sharded parameter of each weight that
-    got a gradient.
+    Before each scatter, `use` is called with the sharded parameter of each weight that got a gradient.
     """
     state: Any = module._get_fsdp_state()
     group = state._fsdp_param_group

@@ -51,7 +51,7 @@ class Stage(PipelineStage):
     """torch's stage, with fixes that only some versions need."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
-        """Return a stage's first messages, except those to the same rank.
+        """Return a stage's first messages, except messages from a rank to itself.
 
         torch 2.11 includes such messages, and gloo waits forever for a message that a rank sends to itself.
         """
@@ -59,8 +59,8 @@ class Stage(PipelineStage):
         return [op for op in ops if op.group_peer != get_rank(op.group)]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Return the sends of gradients to the previous stage, with gradients made contiguous: those of a
-        split backward may not be."""
+        """Return the sends of gradients to the previous stage, with gradients made contiguous: a split
+        backward may produce gradients that are not."""
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.contiguous()

@@ -4,7 +4,7 @@
     a copy, a product with a number, a mask         as many as its source has
     a copy into another tensor                      as many as the copied tensor has
     a sum of two tensors                            those of both, as CPUs and GPUs concatenate them
-    coalesced                                       at most as many: only values show which indices are equal
+    coalesced                                       at most as many as before: equal indices are not known
 
 Elements of gradients of `Embedding(sparse=True)` are therefore counted from their indices and values. Read
 fake_tensors.py first.
@@ -85,7 +85,7 @@ _COUNT_PRESERVING = (
 
 
 def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
-    """Return the result of an operation on sparse tensors; None for any other operation, and for one that
+    """Return the result of an operation on sparse tensors; None for other operations, and for operations that
     torch computes correctly."""
     result = _RESULT_FUNCTIONS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):

@@ -78,7 +78,7 @@ _NORMS_GET_ONE_SAMPLE = tr_noop(
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
-    """Check an epoch's last step, which can have fewer samples than the others.
+    """Check an epoch's last step, which can have fewer samples than the epoch's other steps.
 
     Raises: ConfigError if padding, or a batch norm over a single sample, would change the result.
     """

@@ -35,8 +35,8 @@ from rankdeck.training.sampling_budget import ALWAYS_RECORDED_STEPS, SamplingBud
 GPU_MEMORY_INTERVAL_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
 _COMM_REPORT_STEP = 3
-"""Step of this process (from 1) after which the bytes sent are known; they are reported after it and after
-the last step."""
+"""Step of this process (from 1) after which the bytes sent are known; they are reported after this step and
+after the last step."""
 
 
 class StepMonitor:

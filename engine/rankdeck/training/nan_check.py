@@ -82,7 +82,7 @@ _INFINITE_TEXTS = {
 
 
 class NonFiniteOrigin(NamedTuple):
-    """Origin of a NaN or infinite loss: a key of the texts above, and the input, weight, module or
+    """Origin of a NaN or infinite loss: `kind` is a key of `_NAN_TEXTS`, `name` the input, weight, module or
     exception."""
 
     kind: str

@@ -33,8 +33,8 @@ from rankdeck.training.trial_weights import (
 
 
 def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConfig) -> None:
-    """Check the embeddings. Raises: ModelError, ConfigError if one has sparse gradients that the run does not
-    support."""
+    """Check the embeddings. Raises: ModelError, ConfigError if an embedding has sparse gradients that the run
+    does not support."""
     name = next((name for name, module in model.named_modules() if is_sparse(module)), None)
     if name is None:
         return
@@ -275,7 +275,7 @@ def _random_optimizer_error(use: str) -> ConfigError:
 # clips, normalizes or draws. Slices of a weight under tensor are checked in parallel/tensor/gradients.py.
 
 _GRADIENT_SCALES = (1e-6, 1.0, 1e6)
-"""Scales of trial gradients: a hook that clips may leave small ones unchanged."""
+"""Scales of trial gradients: a hook that clips may leave small gradients unchanged."""
 
 
 def check_gradient_hooks(

@@ -1,6 +1,6 @@
 """Let all ranks agree on the step at which they save a checkpoint, or stop, on request.
 
-All ranks must act at the same step; otherwise some would wait for others that have left. This needs no
+All ranks must act at the same step, so that no rank waits for a rank that has already stopped. This needs no
 collective: rank 0 writes the step, slightly in advance, into a small file in the run directory, and every
 rank reads the file between two steps. No rank can be more than `lead_steps` ahead of rank 0, because each
 step waits for all ranks. The file is read, not mapped: on some file systems a mapping does not show what was
@@ -21,7 +21,7 @@ STOP = "stop"
 SAVING_FILE = "saving"
 _ACTIONS = (SAVE, STOP)
 _STEPS_FORMAT = struct.Struct("<qq")
-"""The step at which each of `_ACTIONS` is due; 0 means that it is not due."""
+"""Format of the file: the step at which each of `_ACTIONS` is due, or 0 if the action is not due."""
 _POLL_INTERVAL_S = 0.05
 """Seconds between two checks for a request."""
 _SYNC_INTERVAL_S, _MAX_SYNC_GAP = 0.5, 10_000
@@ -94,7 +94,7 @@ class RankConsensus:
                 sign.unlink()
 
     def request(self, what: str) -> None:
-        """Ask rank 0 for an action; called on another rank."""
+        """Ask rank 0 for an action; called on any rank except rank 0."""
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").touch()
 

@@ -25,7 +25,7 @@ from collections import deque
 
 NUM_ALWAYS_TRACKED = 3
 ALWAYS_RECORDED_STEPS = (2, 3, 4)
-"""Steps whose phases are always recorded: steps 2 and 3 of any run, and the first untracked one."""
+"""Steps whose phases are always recorded: steps 2 and 3 of any run, and the first untracked step."""
 TRACKING_SHARE = 0.02
 SPANS_SHARE = 0.005
 MIN_INTERVAL_S = 0.5
@@ -55,7 +55,7 @@ class _SampleSchedule:
         return self.elapsed_s >= self._next_s and step % self._stride == 0
 
     def schedule_next(self, last_s: float, *, apart_s: float, earliest_s: float = 0.0) -> None:
-        """Schedule the sample that follows the one at `last_s`.
+        """Schedule the sample that follows the sample at `last_s`.
 
         The new sample is due at a multiple of an interval of at least `apart_s`, and not before `earliest_s`.
         """
@@ -80,7 +80,7 @@ class SamplingBudget:
 
     def __init__(self, *, budget: float = TRACKING_SHARE, always: bool = False) -> None:
         self.always_until_step = NUM_ALWAYS_TRACKED
-        """Last of the first steps, which are all tracked; higher if a pipeline has to fill first."""
+        """Step up to which every step is tracked; higher if a pipeline has to fill first."""
         self._budget = budget
         self._always = always
         self._schedule = _SampleSchedule()
@@ -122,10 +122,10 @@ class SamplingBudget:
         is_typical: bool = True,
         cpu_s: float | None = None,
     ) -> None:
-        """Record a step's wall and CPU time. Call it once for each step, in order.
+        """Record a step's wall and CPU time. Call it once for each step, in step order.
 
-        A step is not `is_typical` if it was tracked because of its batch. Such a batch takes a different
-        time, so the step does not show the cost of tracking.
+        A step is not `is_typical` if it was tracked because of its batch. Such a batch takes more or less
+        time than other batches, so the step does not show the cost of tracking.
         """
         cpu_s = step_s if cpu_s is None else cpu_s
         self._num_consecutive = self._num_consecutive + 1 if is_tracked else 0
@@ -173,7 +173,7 @@ class SpanBudget:
         return not is_tracked and self._schedule.is_due(step)
 
     def add_step(self, step: int, step_s: float, *, is_recorded: bool) -> None:
-        """Record a step's time. Call it once for each step, in order."""
+        """Record a step's time. Call it once for each step, in step order."""
         if step <= ALWAYS_RECORDED_STEPS[-1]:
             return
         started_s = self._schedule.elapsed_s

@@ -23,17 +23,17 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadat
 
 _MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
 """Maximum total number of elements of the trial weights that keep their full size, and maximum side of all
-others.
+other trial weights.
 
-Optimizers often treat matrices with sides of 128 and more differently.
+Optimizers often treat matrices with sides of 128 and more differently from smaller matrices.
 """
 _MAX_WEIGHTS = 64
 """Above this number of weights, only the first and the last weight of each kind are tried."""
 _SPIKE_FACTOR = 30.0
 """Norm of a spike as a multiple of the norm of a step's gradients."""
 _TOLERANCE, _FP64_TOLERANCE = 1e-4, 1e-7
-"""Tolerances relative to how far the steps move a weight: rounding errors are far smaller, those of 16-bit
-arithmetic larger."""
+"""Tolerances relative to how far the steps move a weight: far larger than rounding errors, except those of
+16-bit arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ class TrialWeight:
 
 
 def _values_differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
-    """Compare element by element, so that a spike in one element does not hide a difference in another. NaN
-    equals NaN."""
+    """Check for differences element by element, so that a spike in one element does not hide a difference in
+    another element. NaN equals NaN."""
     if not ours.numel():
         return False
     info = torch.finfo(ours.dtype)

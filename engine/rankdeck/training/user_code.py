@@ -62,7 +62,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
     """Return the data sets (train, heldout or None) that the factory `target` makes from `args`; a single
     data set is used as train.
 
-    Raises: DataError if the factory does not exist, raises, or returns something else.
+    Raises: DataError if the factory does not exist, raises, or returns something other than data sets.
     """
     pair = _call_factory(target, args, folder, "data", DataError)
     if _is_single_dataset(pair):
@@ -108,7 +108,7 @@ def build_loss(target: str, folder: Path) -> Callable[..., Any]:
 def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
     """Return the subclass of torch's Optimizer that `target` names.
 
-    Raises: ConfigError if it does not exist or is something else.
+    Raises: ConfigError if it does not exist or is not a subclass of Optimizer.
     """
     optimizer_class = _find_callable(target, folder, "train.optimizer", ConfigError)
     if not (inspect.isclass(optimizer_class) and issubclass(optimizer_class, Optimizer)):

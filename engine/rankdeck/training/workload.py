@@ -187,8 +187,8 @@ def load_without_data(
 ) -> Workload:
     """Load the workload without reading the catalogue's data.
 
-    `stand_in(sample, num_samples)` replaces that data; `of_own(data)` replaces the user's own. `sample` is
-    one sample as a batch of meta tensors, (1, ...) each, with the shapes and dtypes of the data's spec.
+    `stand_in(sample, num_samples)` replaces that data; `of_own(data)` replaces the user's own data. `sample`
+    is one sample as a batch of meta tensors, (1, ...) each, with the shapes and dtypes of the data's spec.
     """
     data = data_source(config)
     if data is None:
@@ -239,7 +239,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build a configuration's loss. If the model computes the loss, its target counts are not known yet."""
+    """Build a configuration's loss. If the model computes the loss, the target counts are not known yet."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))
@@ -382,7 +382,7 @@ def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
 
 
 def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
-    """Return a factor that rises from 1/25 to 1 along half a cosine, then falls to 1/250,000 along another.
+    """Return a factor that rises from 1/25 to 1, then falls to 1/250,000, each along half a cosine.
 
     Source: Smith and Topin, Super-Convergence, 2018.
     """

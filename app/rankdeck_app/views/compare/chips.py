@@ -54,7 +54,7 @@ class ChipData:
 
 
 class RunChip(QAbstractButton):
-    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt; the last also receives the
+    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt; attempt also receives the
     attempt's number."""
 
     def __init__(self, theme: Theme, data: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:

@@ -153,7 +153,7 @@ class RunPage(Page):
         return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
-        """Return the export actions and, for a completed run, which has no banner, the other actions too."""
+        """Return the export actions and, for a completed run, which has no banner, `_ended_actions` too."""
         if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]

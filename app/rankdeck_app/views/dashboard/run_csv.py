@@ -73,7 +73,7 @@ def norm_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 
 def rate_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
-    """Yield the throughput in steps if steps were timed, otherwise in samples."""
+    """Yield the throughput in steps per second if steps were timed, otherwise in samples per second."""
     script = run.state.script
     if len(script.step_rates):
         yield ("step", "steps_per_s", "smoothed")

@@ -38,8 +38,8 @@ class CurveData:
 
 
 def curves(run: RunView) -> dict[str, CurveData]:
-    """Return the curves by card. Throughput is in samples if samples have been counted, otherwise in
-    steps."""
+    """Return the curves by card. Throughput is in samples per second if samples have been counted, otherwise
+    in steps per second."""
     state, script = run.state, run.state.script
     pace, digits = (run.state.rates, run.state.rate_ema), 0
     if not _is_in_samples(run):

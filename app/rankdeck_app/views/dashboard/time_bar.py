@@ -1,6 +1,7 @@
 """The bar below the dashboard: a slider over the run's time, a play button, and a button that returns to now.
 
-Its text shows the requested time and, while that is still being read, the time that the views show.
+Its text shows the requested time and, until the run's state at that time has been read, the time shown in the
+views.
 """
 
 from __future__ import annotations

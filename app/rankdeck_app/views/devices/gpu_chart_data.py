@@ -1,4 +1,4 @@
-"""Builds the strip and the cards that compare all devices: plain functions, no widgets.
+"""Builds the data of the stat strip and of the cards that compare all devices: plain functions, no widgets.
 
 Stale readings are marked and left out of comparisons.
 """
@@ -120,8 +120,8 @@ def bars_subtitle(data: VramBarsData) -> tuple[str, ...]:
 
 
 def band(gpus: Gpus, span_s: float) -> BandChartData:
-    """Return memory over time for the lead device and the others, for GPUs with readings in the last `span_s`
-    seconds."""
+    """Return memory over time for the lead device and the other devices. Only GPUs with readings in the last
+    `span_s` seconds are included."""
     history = gpus.history
     if history is None:
         return BandChartData()

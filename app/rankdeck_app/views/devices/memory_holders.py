@@ -61,8 +61,8 @@ def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> H
 
 
 def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
-    """Yield the holders of memory on a run's GPU: tensors by kind, reserved but unused memory, the CUDA
-    context, and the rest."""
+    """Yield the holders of memory on a run's GPU, such as each kind of tensor, reserved but unused memory,
+    and the CUDA context."""
     assert gpu.last_used_bytes is not None
     processes = None
     if "processes" not in gpu.states:

@@ -133,8 +133,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """Return the GPUs that "all" selects. It excludes GPUs that are split into MIG instances, because a
-        run can use only one instance, lost GPUs, and GPUs with a duplicate UUID."""
+        """Return the GPUs that "all" selects: no lost GPUs, none with a duplicate UUID, and none that are
+        split into MIG instances, because a run can use only one instance."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 
@@ -304,7 +304,7 @@ class HostDevices(QWidget):
 
 
 def _readings_text(gpu: GpuStatus, busy: str = "{share:.0%}") -> str:
-    """Return those readings that are known, such as '91%  64°C  512 W'."""
+    """Return the known readings, such as '91%  64°C  512 W'; `busy` is the utilisation's template."""
     texts = [
         "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",

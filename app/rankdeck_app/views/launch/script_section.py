@@ -56,8 +56,8 @@ class VariablesEdit(QPlainTextEdit):
 
 
 class FileBox(ComboBox):
-    """Editable box in which the user types the script or chooses one of the scripts found. `popup_opened` is
-    emitted before the list is shown."""
+    """Editable box in which the user types a script or chooses one from the list. `popup_opened` is emitted
+    before the list is shown."""
 
     popup_opened = Signal()
 

@@ -1,6 +1,6 @@
 """Asks for trust before a folder's own Python code runs for the first time.
 
-No user code has run by then. Escape, closing the dialog and no answer all mean no.
+No user code runs before the answer. Escape, closing the dialog and a missing answer all mean no.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 
 class TrustDialog(QDialog):
-    """Modal dialog that asks for trust. `accepted` means that the user trusts the folder; the caller saves
-    this."""
+    """Modal dialog that asks for trust. `accepted` means that the user trusts the folders; the caller saves
+    the answer."""
 
     def __init__(self, folders: Sequence[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)

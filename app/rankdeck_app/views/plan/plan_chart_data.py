@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of all bars. It ends at the capacity; if unknown, or if `is_fitted`, at the largest total."""
+    """Scale of all bars, up to the capacity or, if this is unknown or `is_fitted`, the largest total."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -138,7 +138,7 @@ def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
 
 
 def axis_text(scale: Scale) -> str:
-    """Return the length of a full bar, such as '0–40 GiB' or '0–1.2 GiB, fitted'."""
+    """Return the range that a full bar covers, such as '0–40 GiB' or '0–1.2 GiB, fitted'."""
     size = format_round_bytes(scale.end_bytes)
     return tr("0–{size}, fitted", size=size) if scale.is_fitted else f"0–{size}"
 
@@ -279,8 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return a note on the fullest device and whether this device stands out: its ratio to the others if so,
-    otherwise its name, or "each" if all devices are equal."""
+    """Return (note, whether one device stands out). The note is the ratio of that device's memory to the
+    others', "each" if all devices are equal, or else the fullest device's name."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]

@@ -47,7 +47,7 @@ _PADDING = 12
 INDEX_WIDTH = 36
 INDEX_FONT_PX = 9
 INDEX_HEIGHT = 9
-"""Minimum distance in pixels between two index labels; it is this small because digits have no descenders."""
+"""Minimum distance in pixels between two index labels, small because digits have no descenders."""
 VERDICT_ICONS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
@@ -236,8 +236,8 @@ class PlanRowDelegate(RowListDelegate):
             painter.fillRect(over, self.theme.color("errorForeground"))
 
     def brush(self, kind: str, *, is_lead: bool) -> QBrush:
-        """Return the brush for a kind: shades of blue, amber for gathered outputs of a lead device, grey for
-        the rest."""
+        """Return the brush for a kind: amber for gathered outputs of a lead device, a shade of blue for other
+        live memory, grey for memory that is not live."""
         colors = self.colors
         if kind == "gathered" and is_lead:
             return QBrush(colors.hot)

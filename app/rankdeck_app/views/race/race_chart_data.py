@@ -33,7 +33,7 @@ class RaceRow:
     entry has completed.
 
     Eight of ten steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
-    `status` replaces the bars if there are none.
+    `status` is a text shown in place of the bars if no bars can be drawn.
     """
 
     key: int
@@ -86,8 +86,8 @@ class RaceRow:
 
 
 def rows(snapshot: RaceSnapshot) -> list[RaceRow]:
-    """Return the entries with a step time, fastest first, then running and waiting entries, then failed and
-    excluded ones."""
+    """Return rows for the entries with a step time, fastest first, then for running and waiting entries, then
+    for failed entries and excluded strategies."""
     race = snapshot.race
     if race is None:
         return []
@@ -313,8 +313,8 @@ def notes(race: Race) -> list[str]:
 
 
 def _verification_notes(race: Race) -> Iterator[str]:
-    """Yield a sentence on how many entries give the same result as one device, then one on each entry that
-    differs."""
+    """Yield a sentence on how many entries give the same result as one device, then a sentence on each entry
+    whose result differs."""
     verified = [entry for entry in race.unique_entries if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)

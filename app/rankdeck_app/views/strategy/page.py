@@ -198,8 +198,8 @@ class StrategyPage(Page):
         self.use_button.setText(use)
 
     def _show_hint(self, text: str) -> None:
-        """Show the text of the marked item; if it is empty, explain how to mark items and what the lengths
-        mean."""
+        """Show `text`, which describes the marked item; if `text` is empty, explain how to mark items and
+        what the lengths mean."""
         self.hint_label.setText(
             text or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
         )

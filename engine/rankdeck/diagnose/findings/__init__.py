@@ -56,8 +56,8 @@ FINDING_RULES: tuple[FindingRule, ...] = (
 """Rules in order: problems that make learning useless come before those that make it slow, and causes before
 their possible consequences."""
 REFRESH_S = 60.0
-"""How long a finding's text stays the same while a run is followed, although the run's metrics change all the
-time."""
+"""Seconds for which a finding's text stays the same while a run is followed, although the run's metrics
+change all the time."""
 _SEVERITY_ORDER = {"error": 0, "warning": 1}
 """Sort position by severity; all other severities come last."""
 

@@ -23,8 +23,8 @@ MIN_STEPS = 300
 MIN_LOSSES = 100
 """Minimum number of recorded losses; a script's losses are not recorded in every step."""
 MAX_ERROR_SHARE = 0.01
-"""Maximum combined standard error of the two means, as a share of the first mean; more noise could hide a
-slow decrease."""
+"""Maximum combined standard error of the two compared mean losses, as a share of the earlier mean; more noise
+could hide a slow decrease."""
 NEAR_ZERO = 0.01
 """A loss that started below this has no room to fall."""
 WARM_UP_RATIO = 1.5

@@ -190,7 +190,7 @@ matter."""
 _MAX_CAUSES = 3
 _UPDATE_SHARE = 0.05
 _MIN_CAUSE_SHARE = 0.01
-"""Kinds below this share of the excess are not listed as causes."""
+"""Minimum share of the excess for a memory kind to be listed as a cause."""
 
 _ADVICE = {
     "dp": tr_noop(
@@ -259,7 +259,7 @@ class ImbalanceAlert:
         return self._current
 
     def check(self, context: RuleContext) -> Problem | None:
-        """Check the peaks of a run's devices."""
+        """Update the alert from the peaks of a run's devices; return the current problem, or None."""
         devices = context.state.devices
         return self.update(
             context.state.imbalance(),

@@ -28,8 +28,8 @@ only when the slowest rank's backward pass ends."""
 class FindingRule(NamedTuple):
     """A rule; `check` returns a problem or None.
 
-    The rule is skipped if a rule in `unless` has found something, because its own finding would be a
-    consequence of that.
+    The rule is skipped if a rule in `unless` has found a problem, because this rule's finding would only be a
+    consequence of that problem.
     """
 
     code: str

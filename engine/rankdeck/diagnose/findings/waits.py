@@ -18,7 +18,7 @@ INPUT_SHARE = 0.3
 """Minimum share of a step that a wait for data must take to be reported; a loader that keeps up costs a few
 percent, and below a third other fixes come first."""
 MIN_WAIT_S = 0.002
-"""Minimum wait per step. Collating a small batch takes this long, and is no faster in a worker process."""
+"""Minimum wait for data per step; collating a small batch takes this long, even in a worker process."""
 SYNC_SHARE = 0.4
 """Minimum share of a step that communication not hidden by computation must take to be reported; below this,
 more devices still pay off."""
@@ -185,8 +185,8 @@ def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None
 
 
 def _script_syncs(context: RuleContext) -> tuple[float, float, int, str] | None:
-    """Return the time in collectives that a script calls itself, on the rank that spends the least in
-    them."""
+    """Return (share of the time, seconds per step, rank, text) of the rank that spends the smallest share of
+    its time in collectives that the script calls itself."""
     steps = context.state.script.steps_by_rank
     seconds_by_rank = {
         rank: sum(collectives.seconds.values())

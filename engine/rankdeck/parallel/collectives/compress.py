@@ -46,8 +46,8 @@ class PowerSgd:
         self._state_tensors = {"left_out": self._errors, "q": self._q}
 
     def sync(self, gradients: Sequence[Tensor], sum_up: AllReduceFn) -> None:
-        """Replace each gradient in place by an approximation of its sum over all ranks, bitwise equal on each
-        of them.
+        """Replace each gradient in place by an approximation of its sum over all ranks, with the same bits on
+        every rank.
 
         Every call must pass the same gradients in the same order.
         """

@@ -226,8 +226,8 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def _used_parameters(
     parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that have a gradient on any rank, and fill in zeros on ranks where it is
-    missing."""
+    """Return the parameters that have a gradient on any rank, and fill in zeros on ranks without that
+    gradient."""
     if not parameters:
         return []
     device = local_part(parameters[0][1]).device

@@ -61,7 +61,7 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the flat, detached output tensors, and those among them that get no gradient."""
+        """Return the detached output tensors as a flat list, and those among them that get no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))

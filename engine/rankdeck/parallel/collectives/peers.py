@@ -1,8 +1,8 @@
 """Point-to-point messages between the ranks of one group, counted as they are sent.
 
 Explicit algorithms (ring.py, grad_sync.py) are written with `start` and `exchange`. Ranks are relative to the
-group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv. Without it, NCCL would start one after
-another the sends and receives that depend on each other.
+group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv. Without that function, NCCL would start
+mutually dependent sends and receives one after another.
 """
 
 from __future__ import annotations

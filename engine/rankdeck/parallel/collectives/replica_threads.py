@@ -1,14 +1,13 @@
-"""One thread per virtual device; together they run parallel_apply and its backward concurrently, as GPUs
-would.
+"""One thread per virtual device, so that parallel_apply and its backward run concurrently, as on GPUs.
 
 Each thread adopts the caller's grad mode, autocast settings and dispatch mode, such as the mode that fixes
 random draws; a ledger that tracks the caller also tracks the thread. Each thread measures its own CPU time,
 which defines a virtual device's utilization. The threads live until `close`.
 
 Random numbers: host operations share one generator, so threads that draw concurrently would draw different
-numbers in every run. Each device therefore has its own random state, and forwards that draw take turns, each
-with its device's state. A forward draws numbers if it changes the generator's state: to detect this, the
-first forwards in each mode (training, evaluation) always take turns.
+numbers in every run. Each device therefore has its own random state, and forwards that draw numbers take
+turns, each with its device's state. A forward draws numbers if it changes the generator's state: to detect
+this, the first forwards in each mode (training, evaluation) always take turns.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class ReplicaThreads:
         self.devices = devices
         self.spans = spans or SpanRecorder()
         self.lead_phase: PhaseSpan | None = None
-        """Phase of device 0 before its thread starts a backward: the loss's own backward."""
+        """Device 0's phase for the loss's own backward, before the thread of device 0 starts a backward."""
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has used so far, excluding torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
@@ -213,7 +212,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Compare two states by their bytes; torch operations would compute nothing while planning."""
+    """Check whether two random states have equal bytes; torch would compute no values while planning."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

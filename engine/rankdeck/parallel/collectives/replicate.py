@@ -1,7 +1,7 @@
 """Second stage of a fan-out: copy device 0's model to every device, and sum the gradients back.
 
-Parameters are sent in buckets: device 0 flattens them and sends them as one tensor, and the receiver splits
-it again. The backward does the same with gradients in the other direction, and device 0 sums them in device
+Parameters are sent in buckets: device 0 sends each bucket as one flat tensor, which the receiver splits
+again. The backward does the same with gradients in the other direction, and device 0 sums them in device
 order. Read fan_out.py first.
 
 Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.

@@ -3,8 +3,8 @@
     forward    mean and squared deviations per channel of each rank's slice -> all ranks -> global statistics
     backward   the mean gradient, and its mean product with the normalized input, over all ranks
 
-Slices may differ in size. Sent per layer, step and rank: (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers for C
-channels, in the middle of forward and backward, with no computation to overlap them. On GPUs
+Slices may differ in size. For C channels, each rank sends (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers per
+layer and step, in the middle of forward and backward, with no computation to overlap them. On GPUs
 torch.nn.SyncBatchNorm does this, but it refuses CPU tensors; this version is for rehearsals. Source: Chan,
 Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """
@@ -114,7 +114,7 @@ def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tenso
 def update_running_statistics(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Update running statistics as nn.BatchNorm does.
 
-    The update uses the unbiased variance, and either the momentum or the mean over all batches so far.
+    The update uses the unbiased variance and the momentum; without momentum, all batches count equally.
     """
     if not norm.track_running_stats or norm.running_mean is None:
         return
@@ -134,5 +134,5 @@ def _reduction_dims(tensor: Tensor) -> list[int]:
 
 
 def _channel_shape(tensor: Tensor) -> list[int]:
-    """Return the shape in which a tensor of shape (C,) broadcasts against (B, C, ...)."""
+    """Return the shape in which values (C,) broadcast against `tensor`, which is (B, C, ...)."""
     return [1, -1, *[1] * (tensor.ndim - 2)]

@@ -2,8 +2,8 @@
 
 Each block is a group of its own: its weights are gathered before its forward and freed after it. Weights
 outside of blocks (embeddings, head) belong to the root's group, which stays gathered from forward to
-backward. So do the weights of a block if other parts of the model share them or read them. Read meta_init.py
-first.
+backward. The root's group also has the weights of a block if other parts of the model share them or read
+them. Read meta_init.py first.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -230,8 +230,8 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
-    """Return each block whose weights the model reads outside of that block's forward, for a small input
-    batch.
+    """Run the model on `inputs`, a small batch; return each block whose weights are read outside of the
+    block's own forward.
 
     All ranks of a run call this together and get rank 0's result.
     """

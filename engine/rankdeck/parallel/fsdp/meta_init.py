@@ -27,7 +27,7 @@ from rankdeck.torch_compat.weight_metadata import metadata_by_name, weight_metad
 
 
 class MetaInitModel:
-    """A model that keeps its original names and whose parts are materialized one by one."""
+    """A model whose parts are materialized one by one, and whose tensors keep their names."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class MetaInitModel:
 
 
 def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
-    """Build the model without memory, or with memory if its factory needs real tensors."""
+    """Build the model on the meta device, or with real tensors if its factory needs real tensors."""
     with contextlib.suppress(Exception):  # a factory that fails on "meta" runs for real
         with torch.device("meta"):
             model = model_fn()
@@ -99,7 +99,7 @@ def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 def _has_hidden_meta_tensors(model: nn.Module) -> bool:
     """Check whether a module or weight holds a meta tensor that is neither parameter nor buffer.
 
-    Nothing would fill such a tensor. A gradient hook may hold one that cannot be found, so any hook counts.
+    Nothing would fill such a tensor. A gradient hook may hide a meta tensor, so any hook gives true.
     """
     marks = metadata_by_name(model).values()
     attribute_dicts = [vars(module) for module in model.modules()] + [

@@ -3,9 +3,9 @@
     before gradients are scattered   zeros for weights without a gradient, so that all ranks scatter the same
     after backward                   ranks compare used weights: a weight that no rank used has no gradient
 
-All ranks gather blocks together, each in the order in which it computes them: ranks that compute different
-blocks would gather one block's slices into another. A check after backward detects this and raises an error.
-Read blocks.py first. Source: torch_compat/fsdp.py.
+All ranks gather blocks together, each rank in the order in which it computes them: if ranks computed
+different blocks, slices of one block would be gathered into another block. A check after backward detects
+this and raises an error. Read blocks.py first. Source: torch_compat/fsdp.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankdeck.torch_compat.fsdp import scatter_missing_as_zeros
 
 
 class UsedWeights:
-    """One rank's record of the weights of sharded models that a step uses.
+    """Record of which weights of sharded models a step uses on this rank.
 
     `replicated` are whole weights, whose gradients are summed over the ranks of `group` after `sync_used`.
     """
@@ -51,7 +51,7 @@ class UsedWeights:
                     cast(nn.Module, block).register_forward_pre_hook(entering, prepend=True)
 
     def _record_block(self, name: bytes, *_: object) -> None:
-        """Add the next block to the order hash, before the block is gathered."""
+        """Add the block `name` to the hash of the order of blocks, before the block is gathered."""
         if torch.is_grad_enabled():
             # A running checksum depends on the order and is one number to compare.
             self._block_order_hash = zlib.crc32(name, self._block_order_hash)
@@ -107,7 +107,7 @@ class UsedWeights:
 
 
 def _all_equal(number: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return whether all ranks of the group have the same integer, as a 0-dim tensor."""
+    """Return, as a 0-dim tensor, whether all ranks of the group have the same integer `number`."""
     # The maximum of the negated values is minus the minimum, so one all-reduce finds both.
     both = torch.stack([number, -number])
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)

@@ -120,7 +120,7 @@ class UnitChain(Chain):
 
 
 class UnitStage(nn.Module):
-    """Consecutive units: the model's own modules, registered in the stage by index."""
+    """A stage of consecutive units, which are the model's own modules, registered by index."""
 
     def __init__(self, names: Sequence[str], units: Sequence[nn.Module], *, is_last: bool) -> None:
         super().__init__()

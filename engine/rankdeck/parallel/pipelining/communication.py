@@ -52,8 +52,8 @@ class StageCommunication:
         return {module for stage in self.local_stages for module in self.cut.stages[stage].modules()}
 
     def _make_tied_groups(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
-        """Return the names of weights that other ranks hold too, each with the group of the ranks that hold
-        it.
+        """Return the names of weights that this rank and other ranks hold, each with the group of these
+        ranks.
 
         All ranks of the run create all groups in the same order. If only its members created a group, its
         name would depend on how many groups each member had created before, and members with different counts
@@ -167,7 +167,7 @@ class StageCommunication:
                 work.wait()
 
     def _receive_shapes(self, boundary: Boundary, rank: int) -> Boundary:
-        """Receive a boundary's sizes, which change from batch to batch, unlike the number of dims."""
+        """Receive the sizes of a boundary's tensors from `rank`: unlike numbers of dims, sizes vary."""
         sizes = _boundary_sizes(boundary, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())

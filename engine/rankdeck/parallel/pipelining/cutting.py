@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that hold it; the first one provides a buffer's value."""
+        """Map each tensor's id to the stages that hold it; the first stage provides a buffer's value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -223,7 +223,7 @@ def resolve_cuts(
 ) -> list[int]:
     """Resolve a user's cuts: each is the name or the index of a stage's first unit.
 
-    A module of several units may be named too: "layer3" means "layer3.0". Raises: ConfigError.
+    A cut may also name a module of several units: "layer3" means "layer3.0". Raises: ConfigError.
     """
     if len(user_cuts) != num_stages - 1:
         raise _cut_count_error(len(user_cuts), num_stages)
@@ -345,7 +345,7 @@ def find_chain(
 
 def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) -> Chain:
     """Return the chain with only those cuts that do not change the model's results. Raises: ModelError when
-    there are none; `difference` describes the effect of all cuts together."""
+    no such cut exists; `difference` describes the effect of all cuts together."""
     starts = [at for at in range(1, len(chain)) if equality.difference(chain.with_cuts([at])) is None]
     if starts and equality.difference(left := chain.with_cuts(starts)) is None:
         return left

@@ -61,7 +61,7 @@ class _StageEnd(Exception):  # noqa: N818 - it ends a stage's forward and is no 
 
 @dataclass(frozen=True)
 class ObservedUnits:
-    """Modules that may be units: those that ran once in training, in order, and those that did not run."""
+    """Modules that may be units: those that ran once in training, in call order, and those that never ran."""
 
     units: Sequence[ObservedUnit]
     unused: Sequence[str]
@@ -87,8 +87,8 @@ def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
 def _iter_candidates(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules that may be units, with their names.
 
-    A list is replaced by its items. So is a module that contains a list at any depth, by its children, unless
-    it is itself an item of a list.
+    A list is replaced by its items. A module that contains a list at any depth is replaced by its children,
+    unless the module is an item of a list.
     """
     for name, child in module.named_children():
         path = f"{prefix}{name}"
@@ -257,8 +257,8 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward of another stage's unit and disable the unit's hooks; the unit's structure
-        stays."""
+        """Replace the forward of another stage's unit, and disable that unit's hooks; keep the structure of
+        the unit."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks __call__, which runs the hooks, up on the class.
@@ -316,7 +316,7 @@ class _ObservedStage(nn.Module):
         )
 
     def _has_other_sizes(self, inputs: Any) -> bool:
-        """Check whether a batch differs from the observed one in any size except the number of samples."""
+        """Check whether a batch differs from the observed batch in any size except the number of samples."""
         return any(
             was[1:] != tensor.shape[1:] or (was[:1] != tensor.shape[:1] and was[0] != self._num_samples)
             for was, tensor in zip(self._observed_sizes, tensor_leaves(inputs), strict=False)
@@ -342,8 +342,8 @@ class _ObservedStage(nn.Module):
 
 @functools.cache
 def _class_without_hooks(kind: Any) -> Any:
-    """Return a subclass whose calls skip hooks: the tensors that the hooks would change are on another
-    stage."""
+    """Return a subclass of `kind` whose calls skip hooks, since the tensors that hooks would change are on
+    another stage."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

@@ -47,7 +47,7 @@ def one_forward_one_backward(
     `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
     outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
     `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. The `previous` neighbour of the
-    first stage and the `following` one of the last stage exchange nothing.
+    first stage and the `following` neighbour of the last stage exchange nothing.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
 
@@ -135,8 +135,8 @@ class HandWrittenSchedule:
         )
 
     def _exchange(self, rank: int, tensors: Tensors, boundary: Boundary) -> Tensors:
-        """Exchange tensors with a rank; do nothing if that rank would be before the first or after the last
-        one."""
+        """Exchange tensors with a rank; do nothing if `rank` would be before the first rank or after the
+        last."""
         if not 0 <= rank < self._peers.size:
             return ()
         outgoing = [tensor.detach().contiguous() for tensor in tensors]

@@ -38,7 +38,7 @@ a shape computation takes most of a second."""
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore the weights, the model's state and the random state at the end.
+    """Enter a context that restores the weights, the model's state and the random state at its end.
 
     The yielded function also restores the model's state, and moves weights off their initial values, always
     in the same way, so that no weight stays at zero or at one.

@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor. If no gradient is sent back for it, a hook raises if it gets one."""
+    """Return a received tensor; raise an error in backward if it gets a gradient that is not sent back."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -290,7 +290,7 @@ class _CountingStage(Stage):
 
 
 def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
-    """Return a boundary in the form that torch's stages expect: tensors without memory."""
+    """Return a boundary in the form that torch's stages expect: tensors on the meta device."""
     return tuple(shape.empty("meta").requires_grad_(shape.returns_gradient) for shape in boundary)
 
 
@@ -387,7 +387,7 @@ class FullBatchStatistics:
 
 def _is_norm(module: Any) -> bool:
     """Check whether a module is a batch norm of this stage (those of other stages have no buffers here) or a
-    traced batch norm, that is, a graph with such buffers. Restore the momentum attribute of a traced one."""
+    traced batch norm, that is, a graph with such buffers. Restore the momentum attribute of the latter."""
     if own_buffers(module).get("running_mean") is None:
         return False
     if not isinstance(module, InterpreterModule):

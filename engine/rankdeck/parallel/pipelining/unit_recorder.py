@@ -25,8 +25,8 @@ CallArguments = list[tuple[int | str | None, Tensor, int, Any]]
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of a unit, by position or name. If `key` is None, it is an output of the model,
-    computed after the last unit.
+    """A tensor argument of a unit, by position or name. If `key` is None, the tensor is an output of the
+    model, computed after the last unit.
 
     Equal `value_id`s mean the same tensor. `producer` is the index of the last unit that took part in
     computing it, or -1 if none did.
@@ -64,7 +64,7 @@ def boundary_values(units: Sequence[ObservedUnit], cut: int) -> list[int]:
     """Return the ids of the values that cross a cut before the unit at `cut`.
 
     They are that unit's first argument, then every other value that was made before the cut and is an
-    argument of a unit after it.
+    argument of a unit after the cut.
     """
     if not 0 < cut < len(units):
         return []
@@ -123,7 +123,7 @@ class UnitRecorder:
         return None
 
     def observed_units(self, output: Any) -> list[ObservedUnit]:
-        """Return the units that ran exactly once, in order; `output` is the model's output."""
+        """Return the units that ran exactly once, in call order; `output` is the model's output."""
         # A cut needs one position in the row, so units that ran several times are left out.
         times = Counter(call.name for call in self._calls)
         calls = [call for call in self._calls if times[call.name] == 1]

@@ -1,8 +1,8 @@
 """State that is changed by forward passes, if a batch is split: into microbatches, dp's replicas or ranks.
 
-    before a batch    every chunk starts from the same state after it          results that are equal count
-    once, floating-point ones are averaged, weighted by samples, counts of samples are added up; for integers
-    and text that differ, the first chunk's value is kept
+    before a batch    every chunk starts from the same state
+    after it          equal results count once; floating-point results are averaged, weighted by samples;
+                      counts of samples are added up; of other results, the first chunk's is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only that
@@ -109,7 +109,7 @@ class _StateTracker:
         self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
     def _merge(self, chunk_values: Sequence[Values], groups: Groups) -> None:
-        """Set the state for the whole batch; `chunk_values` are the values at the end of each chunk."""
+        """Set the state after the whole batch, merged from each chunk's final values (`chunk_values`)."""
         results: Values = {}
         for name in self._tracked_names:
             left = [
@@ -329,7 +329,7 @@ def merge_attributes(
     """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
 
     `move(tensor, stage)` copies a tensor to the device of a stage. If several stages have changed an
-    attribute, the value of the first of them is used, because later stages run all earlier layers on zeros.
+    attribute, the first such value is used, because later stages run all earlier layers on zeros.
     """
     attributes: dict[tuple[nn.Module, str], Any] = {}
     for state in states:

@@ -51,7 +51,7 @@ class CrossRankState:
     def merge(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
     ) -> Values:
-        """Return the differing state as one device would have it. All ranks call this together."""
+        """Return the differing values, merged as one device would have them. All ranks call this together."""
         names = [name for name in self.differing_names if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
         small = [name for name in names if name not in large]

@@ -33,7 +33,7 @@ _MAX_ITEMS = 1000
 LARGE_STATE_BYTES = 1 << 20
 """Size limit of state: a larger attribute is more likely a result that is kept for inspection."""
 _MAX_FROZEN_BYTES = 1 << 28
-"""Maximum size of frozen weights that are copied to detect changes: larger ones are a base model's, not an
+"""Maximum size of frozen weights that are copied to detect changes: larger weights are a base model's, not an
 EMA teacher's."""
 
 

@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the name of a layer of an unsplit attention, or else of a missing numbered block."""
+    """Return the name of a layer in an unsplit attention, or else the name of a missing numbered block."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -232,7 +232,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
     kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
     def way(name: str) -> tuple[str, bool] | None:
-        """Return how a layer's weight is split, or None. The bias of a row-wise layer is not split."""
+        """Return how the weight `name` is split; None if its layer is not. A row-wise bias is not split."""
         module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None
@@ -353,7 +353,7 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
 def map_hidden_states(
     args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], Kwargs]:
-    """Return the arguments with `change` applied to the hidden states: the first, or the named argument."""
+    """Return the arguments with `change` applied to the hidden states (the first or a named argument)."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

@@ -105,7 +105,7 @@ def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]
 def has_plain_weight(layer: nn.Module) -> bool:
     """Check whether a layer has only a weight and perhaps a bias of its own.
 
-    A weight computed from others (weight_norm, a parametrization) cannot be sliced like a plain one.
+    A weight computed from other tensors (weight_norm, a parametrization) cannot be sliced like a plain one.
     """
     parameters = own_parameters(layer)
     return parameters.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {

@@ -133,7 +133,7 @@ def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor
 
 
 def is_close(ours: Tensor, theirs: Tensor) -> bool:
-    """Check whether tensors are equal up to rounding, relative to the largest number."""
+    """Check whether tensors are equal up to rounding, relative to the largest number in either tensor."""
     if not ours.numel():
         return True
     bound = 64 * torch.finfo(ours.dtype).eps * float(torch.maximum(ours.abs(), theirs.abs()).max())

@@ -109,7 +109,7 @@ def _read_forward(
 ) -> T | None:
     """Return the result of `read` on the graph of one forward in which the modules `names` are observed.
 
-    None if that fails. The arguments of the modules named in `blocks` are stored there.
+    Return None if the forward or `read` fails. `blocks` gets the arguments of the modules that it names.
     """
 
     def record_arguments(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
@@ -214,7 +214,7 @@ def _grad_nodes(value: Any) -> list[Any]:
 
 
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
-    """Yield the weights of a group by order of declaration.
+    """Yield the weights that, by the order of declaration, lie between the layers of a group.
 
     For an attention, these are all weights of its module except those of its split layers; for a pair, the
     weights declared between its columns and its row.

@@ -219,7 +219,7 @@ def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
     """Return the embedding split by rows and the output layer split by columns, if both have the same
-    vocabulary.
+    vocabulary, and the output layer's name if it is split.
 
     A tied weight is split under all its names or not at all.
     """

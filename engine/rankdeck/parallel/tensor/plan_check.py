@@ -103,8 +103,8 @@ def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCoun
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
 ) -> list[SplitDifference | None]:
-    """Return how the results of each unit's slices would differ; None if they would not, or if the unit
-    cannot be tried.
+    """Return, for each unit, how its slices' results differ from the full layers'; None if they do not
+    differ, or if the unit cannot be tried.
 
     `entered` maps blocks to their arguments in one forward of the model.
     """
@@ -268,7 +268,7 @@ def slices_error(model: nn.Module, complaint: str) -> ModelError:
 def split_difference_error(
     unit: SplitUnit, difference: SplitDifference, operation: str | None, *, is_given: bool = False
 ) -> ModelError:
-    """Return the error for layers that would compute something else from slices.
+    """Return the error for layers whose slices would give a different result from the full layers.
 
     `operation` is the operation that needs the layers' full outputs, if known.
     """
@@ -388,7 +388,7 @@ def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, s
 
 
 def _neighbours(model: nn.Module, num_ranks: int) -> Iterator[tuple[str, str]]:
-    """Yield pairs of linear layers where the first's outputs fit the second's inputs, nearest first."""
+    """Yield pairs of linear layers in which the second accepts the first's outputs, closest pairs first."""
     layers = [
         (name, module)
         for name, module in model.named_modules()

@@ -23,7 +23,7 @@ from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 Cause = Literal["samples", "loss", "state", "forward", "gradient", "optimizer", "unknown"]
 _BATCH_DEPENDENCES: tuple[tuple[bool, Cause], ...] = ((False, "samples"), (True, "loss"))
 _COMPUTE_ORDER: tuple[Kind, ...] = ("loss", "gradient", "weight")
-"""Order in which a step computes these kinds of values."""
+"""Kinds of values, in the order in which a step computes them."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
 
 
 def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterator[StepComparison]:
-    """Compare with one device's steps over the strategy's slices, in each variant of state and loss."""
+    """Compare `computed` with one device's steps over the slices, in each variant of state and loss."""
     for whole_state in (False, True):
         for loss_by_slice in (False, True):
             sliced = one_device.in_slices(loss_by_slice, whole_state)

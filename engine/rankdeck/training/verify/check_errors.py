@@ -2,8 +2,8 @@
 
 The check runs the user's code as the run never does: with few samples, in another precision, on one device.
 An exception that this causes recurs in a second try, and then nothing can be compared. An exception that does
-not recur could have occurred in any step of the run, so it ends the run during the check too. Read check.py
-next.
+not recur could have occurred in any step of the run, so it ends the run even if it occurs in the check. Read
+check.py next.
 """
 
 from __future__ import annotations

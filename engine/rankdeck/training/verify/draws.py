@@ -27,8 +27,8 @@ _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 class FixedDraws(DispatchMode):
     """Dispatch mode in which random operations return fixed numbers.
 
-    `has_drawn` says whether a random operation was called. `has_missed` says whether an operation outside the
-    table below used a generator nevertheless. With `is_idle` the mode only watches generators, because
+    `has_drawn` says whether a random operation was called. `has_missed` says whether an operation without a
+    replacement in `_DRAWS` used a generator. With `is_idle` the mode only watches generators, because
     intercepting an operation costs some microseconds.
     """
 

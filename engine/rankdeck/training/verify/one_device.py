@@ -184,7 +184,7 @@ class OneDevice:
         ]
 
     def _shards_cover_batch(self) -> bool:
-        """Check whether the shards together hold the samples of the full batch, each once and in order."""
+        """Check whether the shards together hold the full batch's samples, each once, in the same order."""
         workload, shards = self.scope.workload, self.scope.num_shards
         full_batches = training_sampler(workload, (0, 1)).index_tensors()
         batches = zip(

@@ -54,11 +54,11 @@ def run_reference_steps(
     For a sliced microstep, the loss is computed for each slice, or once for the concatenated outputs of all
     slices. `prepare(model)` can change the model first.
 
-    State that forwards change passes from slice to slice. `whole_state` holds the same microsteps unsliced;
-    with it, each slice starts with the state before its microstep, and afterwards the model has the state
-    that the unsliced forward leaves. In either case, running statistics of batch norms cover a microstep's
-    first `num_norm_slices` slices together. With `resets_state`, each step starts with the first step's
-    state.
+    Each slice starts with the state that the previous slice's forward left. `whole_state` holds the same
+    microsteps unsliced; with it, each slice starts with the state before its microstep, and afterwards the
+    model has the state that the unsliced forward leaves. In either case, running statistics of batch norms
+    cover a microstep's first `num_norm_slices` slices together. With `resets_state`, each step starts with
+    the first step's state.
 
     Raises: any exception of the model, the loss or the optimizer.
     """

@@ -269,7 +269,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _FrozenBatchNorm(BatchNorm):
-    """Batch norm that stays in eval mode; a norm that tracks no statistics uses a new norm's initial ones."""
+    """Batch norm that stays in eval mode; a norm without statistics uses the initial ones of a new norm."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
