@@ -80,7 +80,10 @@ GOES_ON = Expected(severity="nothing", outcome=("completed",), exit_codes=(0,))
 
 def _signal(name: str, code: str = "rank-crashed", act: str = "", where: tuple[str, ...] = IN_RANK) -> Kind:
     return Kind(
-        f"a rank ends by {name}" + (", in C" if act else ""), act or name, Expected((code,), (name,)), where
+        f"a rank is killed by {name}" + (", in C" if act else ""),
+        act or name,
+        Expected((code,), (name,)),
+        where,
     )
 
 
@@ -109,7 +112,9 @@ def _damaged(act: str) -> Kind:
 
 def _bad_disk(act: str, text: str) -> Kind:
     expected = Expected((), (text,), rank="any", severity="reason", exit_codes=(1, 3))
-    return Kind(f"{act} from a step on", act, expected, classes=OURS, phases=("middle",), loses_events=True)
+    return Kind(
+        f"{act} from some step onwards", act, expected, classes=OURS, phases=("middle",), loses_events=True
+    )
 
 
 SIGNALS = (
@@ -149,7 +154,7 @@ EXITS = (
         classes=OURS,
     ),
     Kind(
-        "a script's rank leaves with status 0",
+        "a script's rank exits early with status 0",
         "os._exit(0)",
         Expected(("rank-left", "rank-exited"), ("status 0",)),
         COMPUTES,
@@ -187,7 +192,7 @@ EXCEPTIONS = (
     _raises("exception without a message", "no message", "ValueError"),
     _raises("exception that is not UTF-8", "not UTF-8", "ValueError", "bad batch caf"),
     _raises("exception of 2 MB", "huge message", "ValueError", "bad batch 17", classes=OURS),
-    _raises("an exception class of one's own", "own exception", "OwnError", "it is bad"),
+    _raises("a user-defined exception class", "own exception", "OwnError", "it is bad"),
     _raises("a BaseException", "own BaseException", "OwnBaseError", "bad batch 17", where=COMPUTES),
     _raises("an exception whose text raises", "unspeakable", "Unspeakable", where=COMPUTES),
     _raises("an exception group", "group", "ExceptionGroup", "two at once", where=COMPUTES),
@@ -217,7 +222,7 @@ EXCEPTIONS = (
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
     ),
     Kind(
-        "DataLoader worker without files",
+        "DataLoader worker out of file descriptors",
         "no more files",
         Expected(("too-many-files",), ("Too many open files",)),
         ("data",),
@@ -325,7 +330,7 @@ NUMBERS = (
     ),
     _raises("fewer targets than outputs", "fewer targets", "batch", where=("loss",)),
     _raises("targets of another dtype", "float targets", "", where=("loss",)),
-    _raises("labels beyond the classes", "large labels", "", where=("loss",)),
+    _raises("labels out of range", "large labels", "", where=("loss",)),
     Kind("one sample of another shape", "odd sample", Expected((), ("stack",), exit_codes=(1, 2)), ("data",)),
     _raises("activations of another shape", "narrow", "", where=("forward",)),
     # Nor here: it computes in fp64, which is that dtype.
@@ -333,16 +338,18 @@ NUMBERS = (
 )
 HANGS = (
     _hang("endless loop", "spin", classes=(*OUR_SEVERAL, "script, ddp")),
-    _hang("endless loop of an only process", "spin", COMPUTING, classes=("single", "dp", "model")),
+    _hang("endless loop in a single-process run", "spin", COMPUTING, classes=("single", "dp", "model")),
     _hang("sleeps for ever", "sleep", where=COMPUTES, classes=SEVERAL),
-    _hang("sleeps for ever, alone", "sleep", ALONE_STILL, where=COMPUTES, classes=ALONE),
+    _hang("sleeps for ever, single process", "sleep", ALONE_STILL, where=COMPUTES, classes=ALONE),
     *(
-        _hang(f"an own function called {name}", name, where=("forward", "loss", "data"), classes=SEVERAL)
+        _hang(
+            f"hang in a user function called {name}", name, where=("forward", "loss", "data"), classes=SEVERAL
+        )
         for name in ("barrier", "all_reduce", "synchronize")
     ),
-    _hang("stays in an own backward", "stays in backward", where=("backward",), classes=SEVERAL),
+    _hang("hangs in a user-defined backward", "stays in backward", where=("backward",), classes=SEVERAL),
     _hang("deadlock on a lock", "deadlock", where=COMPUTES, classes=SEVERAL),
-    _hang("deadlock on a lock, alone", "deadlock", ALONE_STILL, where=COMPUTES, classes=ALONE),
+    _hang("deadlock on a lock, single process", "deadlock", ALONE_STILL, where=COMPUTES, classes=ALONE),
     _hang("waits for a pipe", "read a pipe", classes=SEVERAL),
     _hang(
         "import hangs",
@@ -367,7 +374,7 @@ HANGS = (
         classes=("ddp", "fsdp", "script, ddp"),
     ),
     _hang(
-        "one barrier more on one rank",
+        "one extra barrier on one rank",
         "one barrier more",
         Expected(("hang",), ("collective",), rank="any"),
         Expected(
@@ -476,7 +483,7 @@ MACHINE = (
     ),
     Kind("run directory moved", "nothing", GOES_ON, outside="move run"),
     Kind(
-        "run directory moved in a save",
+        "run directory moved during a save",
         "nothing",
         GOES_ON,
         ("save",),
@@ -514,9 +521,9 @@ MACHINE = (
         phases=("middle",),
     ),
     Kind("stdout closed", "close stdout", GOES_ON),
-    Kind("prints to nobody", "print to nobody", Expected((), ("closed file",)), COMPUTES),
+    Kind("prints to a closed stdout", "print to nobody", Expected((), ("closed file",)), COMPUTES),
     Kind(
-        "a grandchild holds its pipes",
+        "a grandchild keeps the rank's pipes open",
         "grandchild",
         Expected(rank="any", severity="nothing", outcome=("completed",), exit_codes=(0,)),
         of_scripts=Expected(
@@ -529,7 +536,7 @@ MACHINE = (
         ),
     ),
     Kind(
-        "a grandchild holds its pipes, then an exception",
+        "a grandchild keeps the rank's pipes open, then an exception",
         "grandchild, raise",
         Expected((), ("ValueError", "bad batch 17")),
     ),
@@ -538,7 +545,7 @@ MACHINE = (
     Kind("slow save", "slow", GOES_ON, ("save",), classes=OURS, phases=("first", "middle")),
     Kind("slow evaluation", "slow", GOES_ON, ("evaluation",), phases=("first", "middle")),
     Kind(
-        "state that no file can hold",
+        "state that cannot be serialized",
         "no file can hold it",
         Expected((), ("model",), rank="any"),
         ("none",),
@@ -558,7 +565,7 @@ MACHINE = (
 )
 DISK = (
     Kind(
-        "disk full from a step on",
+        "disk full from some step onwards",
         "disk full",
         Expected((), ("o space",), rank="any", severity="reason", exit_codes=(1, 3)),
         classes=OURS,
@@ -597,10 +604,10 @@ DISK = (
         loses_events=True,
     ),
     _damaged("damaged checkpoint"),
-    _damaged("cut checkpoint"),
-    _damaged("far checkpoint"),
+    _damaged("truncated checkpoint"),
+    _damaged("checkpoint under a wrong step number"),
     Kind(
-        "files may not grow any more",
+        "file size limit reached",
         "small files",
         Expected(
             (),
@@ -621,7 +628,9 @@ DISK = (
         classes=OURS,
         phases=("early",),
     ),
-    _raises("an end.json of its own, then an exception", "own end", "ValueError", "bad batch 17", where=STEP),
+    _raises(
+        "user code writes end.json, then an exception", "own end", "ValueError", "bad batch 17", where=STEP
+    ),
     Kind(
         "killed once, with a restart",
         "SIGKILL",

@@ -20,9 +20,9 @@ evaluation, a save) and the step. A trial passes if
 
 - the run ends with the expected outcome and exit code;
 - the run reports one cause, with the rank where the fault was injected and a message that names the fault. If
-  the fault ends nothing, the run reports nothing, or only the warning for this fault;
+  the run survives the fault, it reports nothing, or only the warning for this fault;
 - no process of the run is left {left:.0f} s after the fault. After a hang, this time starts when the run ends
-  or is stopped for it;
+  or the trial stops it;
 - every event of the run can be read, and none is missing.
 
 `make storms` kills runs of every strategy with SIGKILL two to five times, and resumes them until they
@@ -30,8 +30,8 @@ complete. It kills one rank, two ranks, all ranks, the supervisor, the guard, or
 does so in a step, in the middle of a save, and while the run starts again. A storm passes if every step is
 reported once, and losses and weights equal those of an undisturbed run bit for bit.
 
-Healthy runs must report nothing. They run alone, next to twice as many busy loops as there are cores, or with
-a step or a save that takes seconds. Others are suspended with all their processes, have a tracer attached to
+Healthy runs must report nothing. Some run on an otherwise idle machine, some beside twice as many busy loops as
+there are cores, some with a step or a save that takes seconds. Others are suspended with all their processes, have a tracer attached to
 a rank, or stop in Python's debugger.
 
 Both commands continue where they were interrupted. `make faults ARGS="--again"` repeats the failed trials,

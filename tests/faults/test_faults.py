@@ -20,11 +20,11 @@ from tests.helpers.waiting import scale_timeout
 
 SEED = 20_261_124
 FEW = (
-    Drawn("a rank ends by SIGKILL", "ddp, ring", "save", 20, 1),
+    Drawn("a rank is killed by SIGKILL", "ddp, ring", "save", 20, 1),
     Drawn("os._exit(7)", "script, ddp", "loss", 25, 1),
     Drawn("a collective with different shapes", "ddp", "optimizer", 40, 0),
     # In the check before the first step.
-    Drawn("an end.json of its own, then an exception", "ddp, ring", "optimizer", 1, 0),
+    Drawn("user code writes end.json, then an exception", "ddp, ring", "optimizer", 1, 0),
 )
 # These are also tried in tests/e2e/test_faults.py and, without torch, in tests/engine/launch.
 MORE = (
@@ -32,7 +32,7 @@ MORE = (
     Drawn("supervisor killed", "single", "optimizer", 30, 0),
     Drawn("sleeps for ever", "ddp", "loss", 1, 0),
     Drawn("sleeps for ever", "ddp", "loss", 5, 1),
-    Drawn("sleeps for ever, alone", "dp", "loss", 1, 0),
+    Drawn("sleeps for ever, single process", "dp", "loss", 1, 0),
 )
 
 
@@ -79,7 +79,7 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path, seed: int) -> None:
     assert not record.wrong and record.kills, record
 
 
-KILLED = Drawn("a rank ends by SIGKILL", "ddp", "loss", 30, 1)
+KILLED = Drawn("a rank is killed by SIGKILL", "ddp", "loss", 30, 1)
 CAUSE = Problem("rank-killed", "The process was killed by SIGKILL in step 30.", rank=1)
 HANG = Problem("hang-suspected", "No progress for 15 s.", rank=0, severity="warning")
 

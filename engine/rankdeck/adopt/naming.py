@@ -37,10 +37,9 @@ class Namer:
     folder: Path
 
     def name_call(self, origin: Origin, wrapper: str) -> Finding:
-        """Return a reference to the function or class that is called, with its arguments.
+        """Return a reference to the function or class that the script calls at `origin`, with its arguments.
 
-        `wrapper` is the name suggested for a function that the user writes if the call itself cannot be
-        named.
+        If a configuration cannot refer to it, suggest that the user write a function called `wrapper`.
         """
         call = origin.node
         if not isinstance(call, ast.Call) or origin.index is not None:

@@ -94,7 +94,7 @@ def report(
     """Write a run's report as one HTML page.
 
     The page has the metrics, the memory next to its prediction, and what to try next. If the run ran out of
-    memory, it has the cause and planned fixes.
+    memory, the page also shows the cause and fixes.
     """
     from rankdeck.cli.why import fix_lines
     from rankdeck.compare.page import write_report

@@ -7,7 +7,7 @@ from other sources (a private generator, the clock) cannot be seeded; it is dete
 again, and reported. The same check finds a stream disguised as a map-style data set, which returns its next
 sample whatever the index is: on the second read, a sample also has another target.
 
-Read base.py before, loader.py next.
+Read base.py first, loader.py next.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
     differ, lack = _package_differences(probes, names)
     if lock is None:
         if code is not None and differ:
-            finding = phrase("Hosts have different package versions, and no lock file says which matter.")
+            finding = phrase("Package versions differ, and no lock file says which packages must match.")
             fix = phrase(
                 "Install the same versions on all hosts. A lock file beside the configuration "
                 "makes this a requirement."

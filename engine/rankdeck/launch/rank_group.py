@@ -34,8 +34,8 @@ class StopSignal(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorArguments:
-    """The supervisor's command line, composed by the guard. `report_fd` is the pipe for the reason of a
-    failure.
+    """The supervisor's command line, composed by the guard. `report_fd` is the pipe for the reason for
+    a failure.
 
     `restarts` counts the restarts so far. `failed` is the failure signature of the previous attempt, if that
     ended with an exception.

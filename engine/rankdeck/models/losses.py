@@ -1,7 +1,7 @@
 """Computes losses as a sum and a count, never as a mean.
 
 A mean of means is wrong if ranks hold different numbers of targets (off by 4e-3 on masked text); sums add up
-however the batch is split. The loop divides once, by the count of the global batch. Source: Megatron-LM and
+however the batch is split. The loop divides once, by the count of the global batch. Megatron-LM and
 torchtitan use the sum form for the same reason. Read training/step.py next.
 """
 

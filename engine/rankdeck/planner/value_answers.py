@@ -1,10 +1,10 @@
 """Answer a model's reads of tensor values (which branch to take, how many rows an expert gets), because fake
 tensors have no values.
 
-    at most      tensors whose shape depends on values are as large as possible: every token to every expert
-    at least     reads are answered from the run's first samples and weights: if the model is small enough,
-                 its forward is computed once, and its reads are recorded
-    either way   otherwise the rank is planned twice: every read is answered with yes, then every read with no
+    upper bound   tensors whose shape depends on values are as large as possible: every token to every expert
+    lower bound   if the model is small enough, its forward is computed once on the run's first samples, and
+                  the recorded values are the answers
+    lower bound   otherwise, the rank is planned twice: every read is answered with yes, then with no
 
 Recorded answers are replayed in order to the module that reads them, however layers and batches are split.
 Read fake_values.py first; rank_plan.py uses the answers.

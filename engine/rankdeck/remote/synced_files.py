@@ -1,6 +1,6 @@
 """Define by name which files of a run are copied between hosts; no other file is sent or accepted.
 
-Files that grow are sent in pieces, files that are replaced are sent as a whole. Checkpoints and weights are
+Files that grow are sent in pieces; files that are replaced are sent whole. Checkpoints and weights are
 not copied. A host is not trusted: no accepted name can lead out of the run's directory.
 """
 

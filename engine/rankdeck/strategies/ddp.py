@@ -16,7 +16,7 @@ epoch's last step, of samples give correct results because losses are sums. Sequ
 change no gradient's shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm
 sees its rank's slice unless `sync_batchnorm` is set.
 
-Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py before, fsdp.py after.
+Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py first, fsdp.py next.
 """
 
 from __future__ import annotations

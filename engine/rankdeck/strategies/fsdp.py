@@ -14,7 +14,7 @@ a model without repeated blocks, which is gathered whole; ranks that compute dif
 which see their rank's slice, unless `sync_batchnorm` is set.
 
 Only rank 0's host holds the built model in memory (parallel/fsdp/meta_init.py). Source:
-torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
+torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py first.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ large for one device, on links as fast as NVLink. Breaks: slow links, because co
 heads that do not divide; layers other than Linear and Embedding. Source: Shoeybi et al., "Megatron-LM"
 (2019).
 
-../parallel/tensor/plan.py decides what is split, ../parallel/tensor/apply.py splits it. Read ddp.py before,
+../parallel/tensor/plan.py decides what is split, ../parallel/tensor/apply.py splits it. Read ddp.py first,
 hybrid.py after.
 """
 

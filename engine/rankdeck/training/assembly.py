@@ -1,6 +1,6 @@
 """Build a rank's strategy, optimizer and trainer from its workload and devices.
 
-Read worker.py before, verify/ for the check before the first step, loop.py next.
+Read worker.py first, verify/ for the check before the first step, loop.py next.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read batches in training order, for a run or for the check before the run.
 
-Read ../data/loader.py before.
+Read ../data/loader.py first.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ threads are.
 Memory comes from the ledger or from a GPU's allocator. For most steps this costs nothing: the ledger tracks,
 and spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch
 with shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity is
-compared with the tracked memory. Read loop.py before.
+compared with the tracked memory. Read loop.py first.
 """
 
 from __future__ import annotations

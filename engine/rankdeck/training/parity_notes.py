@@ -3,7 +3,7 @@
 Each device and each microstep processes only a part of what one device processes at once. Sums of losses and
 gradients do not depend on this. Operations across samples do (a batch norm's statistics, the balancing of a
 router inside a loss), and so do random numbers. A run on one device also splits the batch into microsteps
-(train.accumulate). Read assembly.py before.
+(train.accumulate). Read assembly.py first.
 """
 
 from __future__ import annotations

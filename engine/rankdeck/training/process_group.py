@@ -1,4 +1,4 @@
-"""Join the process group of all ranks. Read worker.py before."""
+"""Join the process group of all ranks. Read worker.py first."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 #
 # So they equal those of one device that takes the whole batch at once. A norm still divides by its
 # microbatch's statistics: weights equal those of one device that takes the microbatches one after another
-# (accumulate). Read ../collectives/sync_batch_norm.py before, where statistics come from ranks, and
+# (accumulate). Read ../collectives/sync_batch_norm.py first, where statistics come from ranks, and
 # ../state/forward.py for all other state.
 
 

@@ -335,8 +335,8 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
             raise ModelError(
                 phrase(
                     "strategy.sequence_parallel gives each rank a part of the tokens, but "
-                    "{name} receives a tensor of shape {shape} without a sequence dim (tokens "
-                    "that a router chose?).",
+                    "{name} receives a tensor of shape {shape} without a sequence dim. It may "
+                    "contain tokens that a router selected.",
                     name=name,
                     shape=tuple(hidden.shape),
                 ),

@@ -1,9 +1,9 @@
 """Decide whether an exception is caused by the check, or is the run's own failure.
 
-The check runs the user's code as the run never does: with few samples, in another precision, on one device.
-An exception that this causes recurs in a second try, and then nothing can be compared. An exception that does
-not recur could have occurred in any step of the run, so it ends the run even if it occurs in the check. Read
-check.py next.
+The check runs the user's code under conditions that the run itself never uses: few samples, another
+precision, one device. If they cause an exception, it recurs in a second try, and nothing can be compared. An
+exception that does not recur could have occurred in any step of the run, so it ends the run even if it occurs
+in the check. Read check.py next.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def _zero_bound(gradients: Mapping[str, Tensor | None]) -> float:
 
 
 def _rounding_bound(tensor: Tensor) -> float:
-    """Return a bound for the difference in a tensor that summing in another order can cause."""
+    """Return an upper bound on how much a tensor differs if its sums are computed in another order."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
     return float(_MAX_ROUNDINGS * torch.finfo(tensor.dtype).eps * _max_abs(tensor))

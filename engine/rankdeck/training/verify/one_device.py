@@ -1,6 +1,6 @@
 """Compute one device's steps in all variants that the check needs, each only once.
 
-Read reference.py before, causes.py and check.py next.
+Read reference.py first, causes.py and check.py next.
 """
 
 from __future__ import annotations
