@@ -30,9 +30,9 @@ complete. It kills one rank, two ranks, all ranks, the supervisor, the guard, or
 does so in a step, in the middle of a save, and while the run starts again. A storm passes if every step is
 reported once, and losses and weights equal those of an undisturbed run bit for bit.
 
-Healthy runs must report nothing. Some run on an otherwise idle machine, some beside twice as many busy loops as
-there are cores, some with a step or a save that takes seconds. Others are suspended with all their processes, have a tracer attached to
-a rank, or stop in Python's debugger.
+Healthy runs must report nothing. Some run on an otherwise idle machine, some beside twice as many busy
+loops as there are cores, some with a step or a save that takes seconds. Others are suspended with all
+their processes, have a tracer attached to a rank, or stop in Python's debugger.
 
 Both commands continue where they were interrupted. `make faults ARGS="--again"` repeats the failed trials,
 and the last result of a trial counts. These commands generate this page.
