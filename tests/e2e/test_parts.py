@@ -154,8 +154,8 @@ def test_fewer_than_two_hosts_are_refused(tmp_path: Path, command: str) -> None:
     file = write_job(tmp_path / "job")
     for named, message in (
         ("box1", "rankdeck --host box1 train"),
-        (",", "names no host"),
-        ("", "names no host"),
+        (",", "contains no host name"),
+        ("", "contains no host name"),
     ):
         result = rankdeck_in_process(command, file, "--hosts", named, exit_code=2)
         assert message in result.err and "Traceback" not in result.err, result

@@ -116,7 +116,7 @@ def test_a_planner_crash_keeps_the_answers(qtbot: QtBot, world: PlanWorld, page:
     qtbot.waitUntil(lambda: bool(world.plan.problem), timeout=WAIT_MS)
     by_title = {row.title: row for row in page.table.row_model.rows}
     assert by_title["DDP"].verdict_text == "fits" and by_title["DDP"].bars
-    assert by_title["FSDP"].verdict_text == "no answer" and "signal 9" in by_title["FSDP"].tooltip
+    assert by_title["FSDP"].verdict_text == "no result" and "signal 9" in by_title["FSDP"].tooltip
     assert not by_title["FSDP"].reason, "said once, above the table"
     assert page.problem_label.isVisible() and "signal 9" in page.problem_label.text()
     assert not page.reason_label.isVisible() and not page.trust_button.isVisible()
@@ -323,7 +323,7 @@ def test_the_footer_names_plans_that_do_not_fit(qtbot: QtBot, world: PlanWorld, 
     world.set_output([gpu_line("ddp", 44, configured=True, verdict=DOES_NOT_FIT)])
     world.plan.start()
     qtbot.waitUntil(lambda: world.plan.chosen_line is not None, timeout=WAIT_MS)
-    assert "Does not fit in 40 GiB: lacks 4.0 GiB" in footer.estimate.accessibleName()
+    assert "Does not fit in 40 GiB: 4.0 GiB short" in footer.estimate.accessibleName()
     world.set_output([plan_line("ddp", configured=True, verdict=DOES_NOT_FIT, reason="Not enough memory.")])
     world.plan.plan_again()
     qtbot.waitUntil(lambda: world.plan.chosen_line is not None, timeout=WAIT_MS)
