@@ -1,7 +1,7 @@
 """Devices that sleep show the shape of what real ones do: bubbles, overlap, who waits for whom.
 
-What is asserted are shares of a step at a pace of 50 ms a slot, with room for a busy machine. Source of the
-bars: (p-1)/(m+p-1) for gpipe and 1f1b, measured within 0.04 of it.
+What is asserted are shares of a step at a pace of 50 ms a slot. Source of the bars: (p-1)/(m+p-1) for gpipe
+and 1f1b, measured within 0.04 of it on an idle machine; a busy one passes results on late and adds to it.
 """
 
 from __future__ import annotations
@@ -80,13 +80,17 @@ def measure_bubble(ranks: RankSet, folder: Path, schedule: str, microbatches: in
 def measure_nearest_bubble(
     ranks: RankSet, folder: Path, schedule: str, microbatches: int
 ) -> tuple[float, float]:
-    """The measurement that is nearest to the theory of three: a busy machine only ever adds to a bubble."""
+    """Of three measurements the one nearest to the theory."""
     bubbles = []
     for attempt in range(3):
         bubbles.append(measure_bubble(ranks, folder / str(attempt), schedule, microbatches))
         if abs(bubbles[-1][0] - bubbles[-1][1]) < NEAR / 2:
             break
     return min(bubbles, key=lambda pair: abs(pair[0] - pair[1]))
+
+
+def assert_near_theory(bubble: float, theory: float) -> None:
+    assert theory - NEAR < bubble < theory + scale_timeout(NEAR)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def measure_nearest_bubble(
 def test_the_bubble_matches_the_theory(ranks: RankSet, tmp_path: Path, schedule: str) -> None:
     bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, 4)
     assert theory == pytest.approx(3 / 7)
-    assert bubble == pytest.approx(theory, abs=NEAR)
+    assert_near_theory(bubble, theory)
 
 
 @pytest.mark.slow
@@ -111,7 +115,7 @@ def test_more_microbatches_shrink_the_bubble_as_in_theory(
 ) -> None:
     bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, microbatches)
     assert theory == pytest.approx(3 / (microbatches + 3))
-    assert bubble == pytest.approx(theory, abs=NEAR)
+    assert_near_theory(bubble, theory)
 
 
 @pytest.mark.slow
