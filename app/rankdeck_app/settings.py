@@ -31,8 +31,8 @@ class Setting:
     """One setting. Its type is the type of its default.
 
     `choices` and `minimum`..`maximum` limit the value; besides the choices, a path that ends with one of
-    `suffixes` is accepted. `text` is a sentence. If `needs_restart` is True, the app reads the value only at
-    start.
+    `suffixes` is accepted. `text` describes the setting in a sentence. If `needs_restart` is True, the app
+    reads the value only at start.
     """
 
     key: str
@@ -221,9 +221,9 @@ SETTINGS: tuple[Setting, ...] = (
 class Settings(QObject):
     """Setting values by key.
 
-    `changed` carries the key. `failed` carries the reason why the file could not be written (the change then
-    lasts until the app ends). `problems` lists, as phrases, the values in the file that were refused and
-    replaced by defaults.
+    `changed` carries the key of the changed setting. `failed` carries the reason why the file could not be
+    written (the change then lasts until the app ends). `problems` lists, as phrases, the values in the file
+    that were refused and replaced by defaults.
     """
 
     changed = Signal(str)

@@ -2,7 +2,8 @@
 developers.
 
 Logging is off unless RANKDECK_LOG or `rankdeck --log-level` names a level. Each module has a logger with its
-name, and no module logs during a step. Standard library only, because the guard imports it.
+name, and no module logs during a step. This file imports only the standard library, because the guard uses
+it.
 """
 
 from __future__ import annotations

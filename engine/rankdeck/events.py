@@ -2,9 +2,8 @@
 
 An event is one appended record. Each writer (a rank, the supervisor, the sampler) has its own file and
 numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. One
-line stores several steps, as columns: 12 bytes per step instead of 104. Readers skip, count and report the
-events that they do not know: those of other kinds or of a newer version. run_dir/ appends the lines and reads
-them.
+line stores several steps, as columns: 12 bytes per step instead of 104. Readers skip, count and report events
+of unknown kinds and of newer versions. run_dir/ appends the lines and reads them.
 """
 
 from __future__ import annotations
@@ -479,7 +478,7 @@ class OutOfMemory(Event, tag="out_of_memory"):
 
     `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
     error message. `module` is the innermost user module that was running, None in a backward. `devices`
-    contains the bytes at that time; it is empty if no bytes were counted in this step, and the last sampled
+    contains the bytes at that time; if no bytes were counted in this step, it is empty and the last sampled
     step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
     device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
     """
@@ -525,11 +524,11 @@ class CheckpointSaved(Event, tag="checkpoint"):
 class StoodStill(Event, tag="stood_still"):
     """State of a rank whose last heartbeat was `silent_s` seconds ago.
 
-    The node hosts of a run send it to the coordinator, which compares all ranks. `until_told_s` is the
-    silence after which a warning is due. `is_excused`: the rank is writing a checkpoint or is in a debugger.
-    `is_close`: the rank's process was inspected, so the other fields are known: `frames` (file, line,
-    function), innermost first, `calls` as in diagnose/stacks.py, and `work`, its last microbatch (phase,
-    number).
+    The node hosts of a run send this event to the coordinator, which compares all ranks. `until_told_s` is
+    the silence after which a warning is due. `is_excused`: the rank is writing a checkpoint or is in a
+    debugger. `is_close`: the rank's process was inspected, so the remaining fields are known: `frames` (file,
+    line, function), innermost first, `calls` as in diagnose/stacks.py, and `work`, the rank's last microbatch
+    (phase, number).
     """
 
     rank: int

@@ -116,7 +116,7 @@ class CommandTable(QObject):
         self._commands: dict[str, Command] = {}
 
     def register(self, *commands: Command) -> None:
-        """Add rows. A duplicate id or an invalid `when` is a programming error."""
+        """Add commands to the table. A duplicate id or an invalid `when` is a programming error."""
         for command in commands:
             assert command.id not in self._commands, f"command {command.id} is registered twice"
             parse_when(command.when)
@@ -124,7 +124,7 @@ class CommandTable(QObject):
         self.changed.emit()
 
     def unregister(self, *command_ids: str) -> None:
-        """Remove rows."""
+        """Remove commands from the table."""
         for command_id in command_ids:
             self._commands.pop(command_id, None)
         if command_ids:

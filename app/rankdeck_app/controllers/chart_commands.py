@@ -56,8 +56,8 @@ class ChartCommands:
                     card.get_shortcut = self._window.keymap.text_for
 
     def _export(self, card: ChartCard, kind: str) -> None:
-        """Ask for a file, with a name suggested from the page and the card, and write the card's current
-        content to it."""
+        """Ask for a file, suggesting a name made from the titles of the page and the card, and write the
+        card's current content to it."""
         page = next(candidate for candidate in self._window.editor.pages() if candidate.isAncestorOf(card))
         name = f"{file_name(page.title, card.title)}.{kind}"
         title = tr("Export {card}", card=card.title)
@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum length of a file name: file systems allow 255 bytes, but a temporary file needs a longer name."""
+"""Maximum length of a file name: file systems allow 255 bytes, but a temporary file's name is longer."""
 
 
 def file_name(*parts: str) -> str:

@@ -1,8 +1,9 @@
 """Manages comparisons: opens them, lets the user pick runs, and exports them; also exports a run's report and
 weights.
 
-Every comparison is a tab, "compare:1" and so on, and keeps its runs across restarts. The current comparison
-is that of the active comparison tab, or else of the most recently active one; the side bar adds runs to it.
+Every comparison is a tab, with an id such as "compare:1", and keeps its runs across restarts. The current
+comparison is the one in the active tab, or else in the most recently active comparison tab; the side bar adds
+runs to the current comparison.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class Comparisons(QObject):
         self._pick_runs(ats[:MAX_RUNS], tr("Choose two or more runs"), self.open_comparison)
 
     def compare_with(self, path: Path) -> None:
-        """Ask for runs to compare with this one."""
+        """Ask which runs to compare with the run at `path`."""
         question = tr("Compare {run} with", run=self._session.runs.get_title(path))
         self._pick_runs([RunRef(path)], question, self.open_comparison)
 

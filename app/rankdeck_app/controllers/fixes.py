@@ -2,7 +2,7 @@
 page.
 
 To add a button for a new problem code of the engine, add a line to one of the generators that `actions_of`
-joins. While a run's problem is selected, its fix is previewed over the run's live bars. Applying the fix
+joins. While a run's problem is selected, its fix is previewed over the run's memory bars. Applying the fix
 takes these steps:
 
     save a checkpoint  ->  stop  ->  resume with the changes  ->  compare both attempts
@@ -212,7 +212,7 @@ class Fixes(QObject):
         return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Resume with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
-        """Show the selected problem's fix over its run's bars; with None, hide the preview."""
+        """Show the selected problem's fix over the memory bars of its run; with None, hide the preview."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
             self._session.fix_plans.hide()

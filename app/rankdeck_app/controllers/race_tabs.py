@@ -49,7 +49,8 @@ class RaceTabs(QObject):
         ]
 
     def race_draft(self) -> None:
-        """Race every strategy that fits on the draft's devices, asking for trust in its code if needed."""
+        """Race all strategies that fit on the draft's devices; ask for trust in the draft's code if
+        needed."""
         # The plan may refuse the chosen strategy while others can still be raced.
         config, blocker = self._session.draft.config, self._launcher.form_blocker()
         if blocker is not None:

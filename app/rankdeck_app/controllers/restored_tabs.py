@@ -1,8 +1,8 @@
 """Reads the runs of restored tabs whose pages are not built yet.
 
 A page is built when it is first shown, but the problems of its run should be visible earlier. So the runs are
-read one after another: the Problems panel lists each run's problems, and its tab is marked. Live runs are
-followed until their tab is built or closed.
+read one after another: the Problems panel lists each run's problems, and the run's tab shows its title and
+outcome. Live runs are followed until their tab is built or closed.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 
 @dataclass(frozen=True)
 class RunAction:
-    """One action. `applies_to` checks whether the action applies to the selected runs. `keys` are the
-    shortcuts of the command "runs.<key>"."""
+    """An action on selected runs. `applies_to` checks whether the action applies to the selected runs. `keys`
+    are the shortcuts of the command "runs.<key>"."""
 
     key: str
     text: str

@@ -65,7 +65,7 @@ class RunTabs(QObject):
         self._kinds: dict[Path, str] = {}
         self._paths_observed_alive: set[Path] = set()
         self._ended_runs: list[RunInfo] = []
-        """Runs in the toast about ended runs, while it is shown."""
+        """Runs that the toast about ended runs lists, while the toast is shown."""
         self._status_timer = QTimer(self, singleShot=True, interval=STATUS_INTERVAL_MS)
         self._status_timer.timeout.connect(self._show_status)
         self.open_runs.opened.connect(self._on_run_opened)
@@ -285,7 +285,7 @@ class RunTabs(QObject):
         self._session.problems.set(str(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _show_failure(self, run: LiveRun, outcome: str) -> None:
-        """Switch the panel to Problems if it is open and the current run failed."""
+        """Switch an open panel to Problems if `run` is the current run and has just failed."""
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return

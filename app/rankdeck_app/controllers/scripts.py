@@ -52,7 +52,7 @@ class Scripts(QObject):
         ]
 
     def launch_text(self) -> str | None:
-        """Return the script that Launch would start, with its number of ranks and interpreter, or None."""
+        """Return the script's name, number of ranks and interpreter as text; None if no script is chosen."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
             return None

@@ -215,7 +215,7 @@ class AppCommands:
             self.launcher.launch_draft()
 
     def use_configuration(self, path: Path) -> None:
-        """Choose a run's configuration or script as what Launch starts next."""
+        """Choose a run's configuration or script for the next launch."""
 
         def use(script: ScriptConfig | None) -> None:
             if script is not None:

@@ -153,7 +153,7 @@ class ScreenScale:
 
 
 def fit_minimum_size(window: QWidget) -> None:
-    """Limit the window's minimum size to the screen size at this scale."""
+    """Limit the window's minimum size to the screen size at the current scale."""
     room = window.screen().availableSize()
     window.setMinimumSize(MIN_WINDOW_SIZE.boundedTo(room))
 

@@ -73,9 +73,9 @@ class EditorArea(QWidget):
         """Show the page with that id; build it if necessary, with `factory` or the factory of its kind.
 
         `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
-        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in a different
-        group from the `beside` page. If the page to open is already in that group but in no other, it is
-        shown a second time or moved.
+        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens outside the
+        group that contains the `beside` page. If the page is open only inside that group, it is shown a
+        second time, or moved if it cannot be shown twice.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return all groups but the page's, starting after the page's; if there is no other, create one."""
+        """Return the groups without `page`, starting after the page's group; create one if there is none."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]

@@ -70,7 +70,7 @@ class FrameClock(QObject):
         self._update_timer()
 
     def stats(self) -> FrameStats | None:
-        """Return the frame rate and frame times of the last seconds; None if there were no frames."""
+        """Return the rate and times of the most recent frames; None if there are fewer than two frames."""
         if len(self._frames) < 2:
             return None
         durations = sorted(duration for _, duration in self._frames)

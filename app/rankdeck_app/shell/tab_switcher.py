@@ -35,7 +35,7 @@ class TabSwitcher(FloatingList):
 
     def step(self, step: int) -> None:
         """Move through the list by `step` rows. If the list is closed, open it and select the previously
-        shown tab (1) or the one shown longest ago (-1)."""
+        shown tab (`step` 1) or the tab shown longest ago (`step` -1)."""
         if not self.isVisible():
             self._open()
         num_rows = len(self.model.rows)

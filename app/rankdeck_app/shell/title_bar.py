@@ -105,7 +105,7 @@ class TitleBar(QWidget):
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]
 
     def _update_menus(self, _facts: object = None) -> None:
-        """Disable menus that contain no enabled command; they keep their position."""
+        """Disable menus that contain no enabled command; disabled menus keep their position."""
         for name, menu in self._menus.items():
             enabled = self._services.commands.is_enabled
             menu.menuAction().setEnabled(any(enabled(command.id) for command in self._commands_in(name)))

@@ -22,7 +22,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 STABLE_AFTER_S = 60.0
 """Lifetime of a sampler process after which the restart pause is reset to its minimum."""
 HANG_TIMEOUT_S = 30.0
-"""Silence after which the sampler is killed: as long as there are devices, it writes more often than this,
+"""Silence after which the sampler is killed: while there are devices, a working sampler writes more often,
 even if the driver hangs."""
 EXIT_NO_DRIVER = 3
 _COMMAND = ("devices", "--follow", "--json")

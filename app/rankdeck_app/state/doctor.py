@@ -73,8 +73,8 @@ class _DoctorProcess(EngineStream):
 class Doctor(QObject):
     """Results of the doctor; `changed` is emitted when there are new results.
 
-    `rows` are the rows in the order in which the newest doctor process announced them. `lines` are the
-    results of that process so far, and `previous_lines` those of earlier processes.
+    `rows` are the checks' rows, in the order in which the newest doctor process announced them. `lines` are
+    the results of that process so far, and `previous_lines` those of earlier processes.
     """
 
     changed = Signal()

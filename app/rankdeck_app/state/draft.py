@@ -37,7 +37,7 @@ _ARGS_PATHS = {("model",), ("data",)}
 RUN_ORIGIN_PREFIX = "run "
 """Prefix of `origin` for a text that came from a run; the run's name follows."""
 TYPING_DELAY_MS = 700
-"""Problems are reported after this delay, because a half-typed line or number is not valid yet."""
+"""Delay before problems are reported, because a half-typed line or number is not valid yet."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class Draft(QObject):
 
     @property
     def is_saved(self) -> bool:
-        """Whether the source file, as last read or written, has the same text."""
+        """Whether the source file, as last read or written, has the same text as the draft."""
         return self.source is not None and self._saved_text == self.text
 
     # Persistence

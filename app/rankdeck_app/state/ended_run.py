@@ -1,4 +1,4 @@
-"""Report of an ended run, built by a thread once its exit record has been read.
+"""Report of an ended run, built by a thread once the run's exit record has been read.
 
 The run state is final by then. If the run is resumed, or its prediction arrives later, the report is built
 again. Read rankdeck/compare/run_report.py first.
@@ -60,7 +60,7 @@ class EndedRun(QObject):
 
 
 def make_report(at: RunRef, state: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
-    """Build the report that the HTML page also shows.
+    """Build the report of an ended run; the HTML page shows the same report.
 
     Raises:
         OSError: the run directory cannot be read.

@@ -1,9 +1,9 @@
-"""Start the engine and send it commands: the only module of the app that runs `python -m rankdeck`.
+"""Start the engine and send it commands. Only this module of the app runs `python -m rankdeck`.
 
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace,
 and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. `resume RUN --detach --json` ends in the
-same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The command
-itself changes to its folder (-C), because Qt would open the folder in the app's process.
+same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The engine
+itself changes to the command's folder (-C), because Qt would open the folder in the app's process.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class Engine(QObject):
         return self.call(["stop", str(run), "--json", *(["--now"] if now else [])])
 
     def call(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
-        """Run any other command; `EngineCall.finished` carries its exit code and output."""
+        """Run any engine command; `EngineCall.finished` carries its exit code and output."""
         call = EngineCall(self.python, arguments, folder or Path.cwd(), self, io_thread=self.io_thread)
         self._calls.append(call)
         call.finished.connect(lambda *_: self._calls.remove(call))

@@ -1,8 +1,8 @@
 """Plans of a run's fixes: the fix under the pointer, and all fixes of a run that ran out of memory.
 
 A fix is planned when the user points at it, before it is applied: the planner gets the run's configuration
-with the changes, on the run's own devices, and its prediction is shown next to the run's live bars. Only one
-fix is shown at a time.
+with the changes, on the run's own devices, and its prediction is shown next to the run's memory bars. Only
+one fix is shown at a time.
 """
 
 from __future__ import annotations

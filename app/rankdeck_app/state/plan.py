@@ -2,10 +2,10 @@
 
     draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
 
-Answers are kept per strategy, and depend on everything else in the draft except keys that do not affect
-memory, so choosing another strategy requests only missing answers. Unless all strategies are shown, only the
-chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
-must be trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
+Answers are kept for each strategy until the rest of the draft changes in a key that affects memory, so
+choosing another strategy requests only missing answers. Unless all strategies are shown, only the chosen one
+is planned. Planning a configuration with the user's own code executes that code, so its folder must be
+trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class DraftPlan(PlannerClient):
         super().__init__(parent)
         self._draft, self.planner = draft, planner
         self.devices: str | None = None
-        """Devices to plan for, as in `--devices`: GPUs need not exist. None: the draft's devices.
-        """
+        """Devices to plan for, as in `--devices` (GPUs need not exist); None for the draft's devices."""
         self.rows: list[PlanRow] = []
         self.fixes: list[PlanLine] = []
         self._failure = ""
@@ -152,7 +151,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """The line with the least memory, the recommended line and the reason, once all answers are known."""
+        """The least-memory line, the recommended line and the reason for it, once all answers are known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines

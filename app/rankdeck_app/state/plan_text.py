@@ -43,7 +43,7 @@ def verdict_text(line: PlanLine) -> str:
 
 
 def device_label(device: PlannedDevice) -> str:
-    """Return a device's label: 'Virtual 0', or 'GPU 3' with the machine's index or else the plan's."""
+    """Return a device's label: 'Virtual 0', or 'GPU 3' with its index on the machine, or else in the plan."""
     index = device_index(device)
     return tr("Virtual {index}", index=index) if is_virtual(device) else f"GPU {index}"
 

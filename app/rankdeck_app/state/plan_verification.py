@@ -2,8 +2,8 @@
 --json`.
 
 Real ranks rehearse the strategies one after another, which takes seconds or minutes, so a verification runs
-on request only. Its results are valid while the draft is unchanged; a new plan does not request them again.
-Read plan.py first.
+on request only; a new plan does not start one. The results are valid while the draft is unchanged. Read
+plan.py first.
 """
 
 from __future__ import annotations

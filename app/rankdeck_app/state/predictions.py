@@ -1,9 +1,9 @@
 """Predictions of the open runs, shown next to their measurements.
 
-A prediction belongs to one attempt: an attempt whose configuration differs gets a new one. A prediction is
-read from the run directory (run/prediction.py), taken from the draft's plan, or requested from the engine,
-which saves it in the run directory. Requests are made for one run after another, and only if the run's code
-is trusted.
+A prediction belongs to one attempt: an attempt whose configuration differs from that of the previous attempt
+gets a new prediction. A prediction is read from the run directory (run/prediction.py), taken from the draft's
+plan, or requested from the engine, which saves it in the run directory. Requests are made for one run after
+another, and only if the run's code is trusted.
 """
 
 from __future__ import annotations

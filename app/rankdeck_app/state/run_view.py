@@ -69,7 +69,7 @@ class RunView:
 
     @property
     def total_s(self) -> float | None:
-        """Seconds from the start to now, regardless of the viewed time."""
+        """Seconds from the start to now, or to the end of an ended run, regardless of the viewed time."""
         return self.since_start_s
 
     @property

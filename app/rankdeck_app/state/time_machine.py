@@ -1,8 +1,8 @@
 """View a run at an earlier time: the requested time, and the run as it was then.
 
-A thread reads the past (rankdeck.run.run_history), so that dragging stays smooth however slow the disk is.
-Until the requested time has been read, views keep showing the previous time, and say so. Nothing of a run's
-past is read or kept in memory unless the user views it.
+A thread reads the past (rankdeck.run.run_history), so that dragging the viewed time stays smooth however slow
+the disk is. Until the requested time has been read, views keep showing the previous time, and say so. Nothing
+of a run's past is read or kept in memory unless the user views it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Seconds for which a read may continue after a newer time has been requested, so that views also update
-during a drag."""
+"""Seconds for which a read may continue after a newer time has been requested, so that views update even
+while the user is dragging."""
 
 
 class _PastReader:

@@ -1,7 +1,7 @@
 """Defines the built-in themes' colours by VS Code id, and fallbacks for ids that a foreign theme leaves
 unset.
 
-Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets only some of these ids; the third column
+Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets only some of these ids; `Color.fallback`
 says how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are
 our own, for charts and kinds of memory. Amber is the only hot colour, reserved for imbalance and trouble;
 kinds of memory are shades of blue.

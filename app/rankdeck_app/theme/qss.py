@@ -4,12 +4,13 @@ Widgets choose a look by property, never by a style sheet of their own:
 
     QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (unset: the secondary look)
                  flush = "true"                      aligns a link or quiet button with the text
-    QPlainTextEdit  kind = "field"                      looks like a line edit
-    QToolButton  kind = "tool"                          flat, with a hover effect
+    QPlainTextEdit  kind = "field"                   looks like a line edit
+    QToolButton  kind = "tool"                       flat, with a hover effect
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating"
-    QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
-    QListView    roomy = "true" for rows of 22 px
+    QComboBox    compact = "true"                    small, for the panel's header
+    QListView    roomy = "true"                      rows of 22 px
+    any field    invalid = "true"                    has a border in the error colour
 
 `set_style_properties` sets such a property and repolishes a visible widget.
 """

@@ -166,7 +166,7 @@ class Theme(QObject):
         return color
 
     def hex(self, key: str) -> str:
-        """Return the colour as text for style sheets and rich text: #rrggbb, or rgba(...) if it is not
+        """Return an id's colour as text for style sheets and rich text: #rrggbb, or rgba(...) if it is not
         opaque."""
         # As rgba(), because Qt reads eight digits as #AARRGGBB, with alpha first.
         red, green, blue, alpha = channels(self._table.colors[key])

@@ -1,7 +1,7 @@
 """Shows the configuration as a form and as TOML, side by side; an edit in one updates the other at once.
 
 Problems are listed below with their line numbers and advice, and their lines are marked; a click on a problem
-goes to its line. These are the draft's own problems, which the command line would print too.
+goes to its line. These are the draft's own problems, the same ones that the command line would print.
 """
 
 from __future__ import annotations

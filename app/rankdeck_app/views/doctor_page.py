@@ -1,8 +1,8 @@
 """Shows whether this machine can train, check by check, the worst results first.
 
-During a check, rows keep their positions and fill in as results arrive; they are regrouped once, when the
-check ends. When the checks run again, each row shows its previous result until the new one arrives. Read
-state/doctor.py first.
+While the checks run, rows keep their positions and fill in as results arrive; the rows are regrouped once,
+after the last check. When the checks run again, each row shows its previous result until the new one arrives.
+Read state/doctor.py first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _StateIcon(IconWidget):
 
 
 class _ProgressLine(QWidget):
-    """A thin progress line; empty while nothing runs."""
+    """A thin progress line; empty while no checks run."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Shows the output of the current run's ranks, one row per line, the newest at the end.
 
-The view follows the end until the user scrolls up. It follows again when the user scrolls to the end or
+The view scrolls along with new lines until the user scrolls up, and again once the user scrolls to the end or
 presses the lock button.
 """
 

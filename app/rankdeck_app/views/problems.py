@@ -345,7 +345,7 @@ class ProblemsView(QWidget):
         return self._problems.is_of_other_run(problem_row.entry)
 
     def _focus_nearest(self, index: int) -> None:
-        """Keep the focus in the list when the focused row disappears, as it does when its button fixes the
+        """Keep the focus in the list when the focused row disappears, such as after its button has fixed the
         problem."""
         buttons = self.rows[min(index, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)

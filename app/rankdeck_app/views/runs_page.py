@@ -50,7 +50,7 @@ _GROUP_LABELS = {
     "note": tr_noop("By note"),
     "folder": tr_noop("By folder"),
 }
-"""Label for grouping by each column."""
+"""Texts of the choices to group runs by a column, by column key."""
 
 
 class RunsPage(Page):

@@ -31,8 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""If no row of device cards prefers more than this height in pixels, these rows get at most an even share of
-the page."""
+"""If every row of device cards prefers at most this height in pixels, these rows together get at most an even
+share of the page."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -196,8 +196,8 @@ class CardGrid(QScrollArea):
         return [heights[index] for index in range(len(rows))]
 
     def _preferred_row_height(self, row: Sequence[str], even: int) -> int | None:
-        """Return the preferred height of the row's tallest device or full-width card, or two thirds of `even`
-        (at most _MAX_FEW_DEVICES_HEIGHT) if that is more.
+        """Return the largest preferred height of the row's device cards and full-width cards, but at least
+        two thirds of `even`, capped at _MAX_FEW_DEVICES_HEIGHT.
 
         Return None if the row has no such cards. `even` is the height of each row if all rows are equally
         high.

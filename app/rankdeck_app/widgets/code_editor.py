@@ -82,8 +82,8 @@ class CodeEditor(QPlainTextEdit):
         self._layout_line_numbers()
 
     def show_code(self, text: str) -> None:
-        """Show another text. A very long text is not highlighted, because that would take a good part of a
-        second."""
+        """Replace the shown text. A very long text is not highlighted, because highlighting would take a good
+        part of a second."""
         if self._highlighter is not None:
             self._highlighter.setDocument(self.document() if len(text) <= MAX_HIGHLIGHTED_LENGTH else None)
         self.setPlainText(text)

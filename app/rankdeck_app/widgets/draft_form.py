@@ -132,7 +132,7 @@ class DraftForm(QWidget):
         return [self.fields[row.key_path].editor for row in self._rows]
 
     def _order_tabs(self, before: Sequence[QWidget] = ()) -> None:
-        """Make the tab order follow the rows, regardless of the order in which fields were created."""
+        """Set the tab order: `before`, then the fields in row order, not in the order of their creation."""
         for editor, next_one in pairwise([*before, *self._editors]):
             QWidget.setTabOrder(editor, next_one)
 

@@ -89,7 +89,7 @@ class HolderList(Chart[HolderListData]):
             top += _LINE_HEIGHT
 
     def _visible_lines(self) -> Sequence[Holder]:
-        """Return the holders that fit above the facts; the last line sums up the others."""
+        """Return the holders that fit above the facts; if some do not fit, the last entry sums them up."""
         lines, num_facts = self.data.holders, len(self.data.facts)
         room = self.height() - _LINES_TOP - (_LINE_HEIGHT * num_facts + 6 if num_facts else 0)
         max_lines = max(1, int(room // _LINE_HEIGHT))

@@ -1,4 +1,4 @@
-"""Small multiples of the metrics that a script logs, each with its name and newest value.
+"""Grid of small charts, one per metric that a script logs, each with the metric's name and newest value.
 
 Each curve has its own scale, so that an accuracy and a loss are both readable; only their shapes can be
 compared. Only visible curves are drawn. One curve can be selected, by click or arrow keys, to be enlarged in

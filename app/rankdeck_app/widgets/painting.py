@@ -58,8 +58,8 @@ def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
-    """Call `callback` for every text painted inside the context that does not fit. If contexts are nested,
-    only the innermost callback is called.
+    """Call `callback` for every text that does not fit when it is painted inside the context. If contexts are
+    nested, only the innermost callback is called.
 
     Outside any such context, nothing is measured.
     """

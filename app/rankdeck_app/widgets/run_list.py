@@ -33,7 +33,7 @@ from rankdeck_app.widgets.painting import (
 
 ROW_HEIGHT = 42
 INDENT = 16
-"""Indent in pixels: of a race, to make space for its fold icon, and of an entry relative to its race."""
+"""Indent in pixels of a race, which makes space for the fold icon, and of an entry relative to its race."""
 
 # outcome -> icon, colour id, label
 OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {

@@ -20,7 +20,7 @@ from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.painting import chart_font
 
 MIN_BLOCK_PX = 2.0
-"""Thinner blocks are merged with their neighbours."""
+"""Width in pixels below which adjacent blocks are merged."""
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
@@ -240,7 +240,7 @@ class StepLayout:
 
 
 def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
-    """Return the name of the operation that takes the largest share of the total time."""
+    """Return the operation name with the largest total duration."""
     totals: dict[str, float] = {}
     for interval in operations:
         if isinstance(interval, Interval):

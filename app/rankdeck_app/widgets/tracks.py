@@ -70,7 +70,7 @@ def area_image(
     """Return an image of curves one below the other, each `height` pixels high.
 
     `levels` has shape (curves, columns) with values from 0 to 1, NaN where unknown. `lines` and `fills` have
-    one colour per curve; `second` is the (levels, colour) of a line drawn beneath each curve.
+    one colour per curve; `second` is the (levels, colour) of a line drawn behind each curve.
     """
     count, width = levels.shape
     pixels = np.empty((count, height, width), dtype=np.uint32)

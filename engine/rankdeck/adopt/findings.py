@@ -125,8 +125,8 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
 
 
 def _follow_return(origin: Origin) -> Origin:
-    """Return the expression for the entry `origin.index` in the return statement of the called function; if
-    there is none, return `origin`."""
+    """Return the expression that the called function returns as entry `origin.index` of its result; if there
+    is none, return `origin`."""
     inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 

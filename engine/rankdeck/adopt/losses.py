@@ -207,10 +207,9 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
 
 
 def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
-    """Return code for a loss function's (sum, count), built from the script's call; None if the call does not
-    fit.
+    """Return code for a loss function's (sum, count), built from the script's call.
 
-    The call is either a loss function with two arguments, or the creation of a loss object.
+    Return None unless the call passes two arguments to a loss function, or creates or calls a loss object.
     """
     if has_unpacked_kwargs(call) or any(isinstance(arguments, ast.Starred) for arguments in call.args):
         return None

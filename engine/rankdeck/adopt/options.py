@@ -57,7 +57,7 @@ _NON_OPTIONS = {
 }
 _NEUTRAL_VALUES = (None, False, 0, 0.0)
 _RATE_TOLERANCE = 0.02
-"""Largest deviation of a schedule from the observed rates, as a share of the largest rate."""
+"""Largest accepted deviation of a schedule from the observed rates, as a share of the largest rate."""
 
 
 def find_strategy(observation: ScriptObservation) -> Finding:
@@ -130,7 +130,7 @@ def find_precision(observation: ScriptObservation) -> Finding:
 
 
 def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Finding:
-    """Return the optimizer with its options. `own_class` is a reference to a user's class."""
+    """Return the optimizer with its options. `own_class` is a reference to the user's optimizer class."""
     lead = observation.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
     largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))

@@ -51,9 +51,9 @@ def race(
     from the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are
     as for `train`.
 
-    With `wait`, return once the race is over, and with `progress` print a line per entry; Ctrl-C stops the
-    race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race has been
-    planned; it continues in its own process.
+    With `wait`, return once the race is over; until then, `progress` prints a line per entry, and Ctrl-C
+    stops the race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race
+    has been planned; it continues in its own process.
 
     Raises:
         RankdeckError: an argument is invalid, no strategy fits, or the race cannot be started.
@@ -157,7 +157,7 @@ class Raced:
     def config(self, label: str) -> RunConfig:
         """Return the requested configuration with an entry's strategy, to be passed to `train`.
 
-        A run with this configuration trains for its full number of steps, not only for those of the race.
+        A run with this configuration trains for the configuration's full number of steps, not for the race's.
 
         Raises:
             ConfigError: no entry has this label, or the race directory cannot be read.

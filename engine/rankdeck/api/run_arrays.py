@@ -94,7 +94,7 @@ class RunArrays:
         return peak_bytes
 
     def metrics(self) -> dict[str, MetricValues]:
-        """Return the logged metrics by name and, for a configured run, its evaluations.
+        """Return the logged metrics and, in a run of a configuration, its held-out metrics, by name.
 
         If several libraries logged metrics with the same name, each key includes the library.
         """

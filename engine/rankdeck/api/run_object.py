@@ -37,8 +37,8 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
-    """A run. With `stops_with_ctrl_c`, Ctrl-C during `wait` stops the run, as for runs that this process
-    started."""
+    """A run. `stops_with_ctrl_c` is True for runs that this process started: Ctrl-C during `wait` stops the
+    run."""
 
     def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
         self._dir = RunDir(path)
@@ -181,8 +181,8 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, MetricValues]:
-        """Name -> (steps, values): the metrics that a script logged, or the evaluations of a configuration's
-        run."""
+        """Name -> (steps, values): the metrics that a script logged or, for a run of a configuration, the
+        held-out losses and accuracies."""
         return self._arrays.refresh().metrics()
 
     @property
@@ -192,10 +192,11 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of the check before the first step that the run gives the same result as one device.
+        """Result of the verification, before the first step, that the run gives the same result as one
+        device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
-        no check.
+        no verification.
         """
         verification = verified_summary(self._arrays.refresh().state.verified)
         return None if verification is None else msgspec.structs.asdict(verification)

@@ -52,9 +52,9 @@ def train(
     """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
     `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
-    whatever its outcome (`run.check()` raises for a failed run), and with `progress` show the run's progress;
-    Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run continues even
-    after this process has ended.
+    whatever its outcome (`run.check()` raises for a failed run); until then, `progress` shows the run's
+    progress, and Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run
+    continues even after this process has ended.
 
     Raises:
         RankdeckError: the configuration cannot be run.

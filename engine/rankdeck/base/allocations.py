@@ -26,10 +26,10 @@ _OTHER_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 class Allocation(msgspec.Struct, omit_defaults=True, frozen=True):
     """The values of an out-of-memory message.
 
-    `device` is the device index that torch uses in its process. `in_use_bytes` is the memory of this process,
-    including memory outside torch's allocator. `unused_bytes` is memory that the allocator has reserved but
-    does not use, in blocks that are too small for the request. `others_bytes` is the memory of other
-    processes.
+    `device` is torch's index of the device in the process that ran out of memory. `in_use_bytes` is the
+    memory of this process, including memory outside torch's allocator. `unused_bytes` is memory that the
+    allocator has reserved but does not use, in blocks that are too small for the request. `others_bytes` is
+    the memory of other processes.
     """
 
     asked_bytes: int | None = None

@@ -21,7 +21,7 @@ _FILES = {
 """Names of the (limit, usage) files by controller: for v2, then for v1."""
 _RECLAIMABLE = ("inactive_file", "active_file")
 _NO_LIMIT = 1 << 60
-"""v1 reports a larger number than this if there is no limit."""
+"""If there is no limit, cgroup v1 reports a number that is larger than this."""
 
 
 class CgroupLimit(NamedTuple):

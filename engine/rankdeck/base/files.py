@@ -126,7 +126,7 @@ def read_toml(path: Path) -> TomlTable:
 
 
 def read_toml_or_empty(path: Path) -> TomlTable:
-    """Read a file like `read_toml`; return no tables if that fails."""
+    """Read a file like `read_toml`; return an empty table if that fails."""
     try:
         return read_toml(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Excludes objects that live as long as the process from Python's garbage collection."""
+"""Keeps objects that live as long as the process out of Python's garbage collection."""
 
 from __future__ import annotations
 

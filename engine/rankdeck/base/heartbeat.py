@@ -102,7 +102,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """The rank's side: writes slot `rank` of the page. No method waits or raises."""
+    """Writer of a rank's heartbeats into slot `rank` of the page. No method waits or raises."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._slot = rank * _SLOT_BYTES
@@ -150,7 +150,7 @@ class HeartbeatWriter:
 
 
 class HeartbeatPage:
-    """The supervisor's side: a slot and a reader for each of `num_ranks` ranks."""
+    """The supervisor's memory file, with a slot and a reader for each of `num_ranks` ranks."""
 
     def __init__(self, num_ranks: int) -> None:
         # Memory and not a file, so that heartbeats work while the disk is full.

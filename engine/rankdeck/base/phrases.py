@@ -83,7 +83,7 @@ def phrase(template: str, /, **arguments: Any) -> Phrase:
 
 
 def plural_phrase(singular: str, many: str, n: int, /, **arguments: Any) -> Phrase:
-    """Fill the singular or the plural (`many`) template, depending on `n`; `{n}` is filled in too."""
+    """Fill the singular or the plural (`many`) template, depending on `n`, which also replaces `{n}`."""
     return phrase(singular if n == 1 else many, n=n, **arguments)
 
 

@@ -151,8 +151,8 @@ def _stored_name(name: str, tensor: Tensor) -> str:
 
 
 def tensor_metadata(stored: Mapping[str, Any]) -> dict[str, TensorStorageMetadata]:
-    """Return torch.distributed.checkpoint's metadata for a file's tensors, with pairs described as complex
-    tensors."""
+    """Return torch.distributed.checkpoint's metadata for a file's tensors, in which pairs of real numbers
+    appear as complex tensors."""
     return {
         name.removesuffix(_COMPLEX_SUFFIX): _complex_metadata(name, metadata)
         for name, metadata in stored.items()

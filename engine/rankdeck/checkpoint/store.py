@@ -245,7 +245,7 @@ class CheckpointStore:
         return _WrittenPart(files, saved.json_values, saved.remote_values, saved.unsaved)
 
     def _distribute(self, target: Path, files: _FileList) -> None:
-        """Copy the files of other hosts' ranks to each host."""
+        """Copy to each host the files that the ranks of other hosts have written."""
         if self._hosts is not None:
             self._hosts.distribute(target, files, lambda name: (target / name).exists())
 

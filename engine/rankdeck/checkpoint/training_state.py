@@ -2,15 +2,15 @@
 
     model.<name>               parameters and persistent buffers under the model's original names
     optimizer.<name>.<key>     optimizer state of a parameter (exp_avg, momentum_buffer, ...)
-    scalar.<name>.<key>        the same for a tensor without dims (Adam's step)
-    slice.<name>.<key>         the same for a plain tensor of a sharded parameter; only its rank can use it
+    scalar.<name>.<key>        optimizer state that is a tensor without dims (Adam's step)
+    slice.<name>.<key>         plain tensor in the optimizer state of a sharded parameter, for its rank only
     values                     non-tensor state, the extra state of modules, and all of extra_state.py
 
-If an optimizer contains another optimizer, <key> of the inner one is <path>:<key>, as in
-base_optimizer:exp_avg. A tied weight appears under each of its names on this rank: the last stage of a
-pipeline may use another name than the first. Sharded tensors stay DTensors; each reader takes its own shards.
-Learning rates and other hyperparameters are not saved: they come from the configuration, which may change
-before a resume. Read store.py next.
+If an optimizer contains another optimizer, the inner optimizer's <key> is <path>:<key>, as in
+base_optimizer:exp_avg. A tied weight appears under each of its names on this rank: the first and the last
+stage of a pipeline may use different names for it. Sharded tensors stay DTensors; each reader takes its own
+shards. Learning rates and other hyperparameters are not saved: they come from the configuration, which may
+change before a resume. Read store.py next.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _optimizer_entries(
 
 
 def _find_optimizer(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
-    """Return the optimizer that stores `what` (None if there is none), and that optimizer's own key for
-    it."""
+    """Return the optimizer that holds the state key `what`, and the key without that optimizer's path; None
+    in place of the optimizer if this run has no optimizer at that path."""
     path, _, inner_key = what.rpartition(":")
     return (optimizers.get(path), inner_key) if path else (optimizers[""], what)
 
@@ -174,7 +174,8 @@ def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any
 
 
 def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the tensors to ones that a file can store: no shared storage, at least one dim, contiguous."""
+    """Convert the tensors to a form that a file can store: no shared storage, at least one dim,
+    contiguous."""
     addresses: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -217,7 +218,7 @@ class LoadTargets:
 
 
 def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
-    """Return the tensors to read weights and buffers into, which share the module's own memory.
+    """Return the tensors to read weights and buffers into: views of the module's own memory.
 
     `there` maps the checkpoint's names to torch's metadata for each tensor.
     """
@@ -277,8 +278,8 @@ def _make_target(
 ) -> Tensor | None:
     """Return a tensor like the one that the optimizer would create for this parameter.
 
-    Return None if this rank's shard of the saved tensor cannot be determined. State saved in the dtype of the
-    weights gets the dtype of the parameter.
+    Return None if this rank's shard of the saved tensor cannot be determined. State saved in `weights_dtype`,
+    the dtype of the saved weight, gets the parameter's dtype.
     """
     if name.startswith("scalar."):
         # Optimizers count steps on the CPU, unless one of their kernels reads the count.

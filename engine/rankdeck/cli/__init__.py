@@ -1,9 +1,9 @@
 """Command line of Rankdeck, one file per group of commands.
 
     app.py         the table of commands, and how errors become messages and exit codes
-    train.py       train, resume, checkpoint, verify: start or resume a run
+    train.py       train, resume, checkpoint, verify
     attach.py      watch, stop, stacks, label, copy: commands for an existing run
-    race.py        race: every strategy that fits, one after another; race_display.py, race_tables.py
+    race.py        race: trains with every strategy that fits; output: race_display.py, race_tables.py
     results.py     runs, show, export
     catalog.py     strategies, presets, validate, adopt
     follow.py      reads a run's events until the run has ended, for train and watch

@@ -182,7 +182,7 @@ def predict_lines(
 
 
 def _print_accuracy(*, trust: bool, as_json: bool) -> int:
-    """Print a row with the prediction's error for each device with a measured peak, of all runs."""
+    """Print the prediction's error for every device, in any run, whose peak was measured."""
     from rankdeck import run_dir
     from rankdeck.cli.plan_tables import accuracy_table, spread_text
 

@@ -1,7 +1,7 @@
 """torchrun's options in `rankdeck run`: which have no effect here, and which are refused.
 
-Options end at the first argument that is not an option, as in torchrun: the rest belongs to the script. Read
-run_options.py next.
+Options end at the first argument that is not an option, as in torchrun: this argument is the script, and
+those after it belong to the script. Read run_options.py next.
 """
 
 from __future__ import annotations

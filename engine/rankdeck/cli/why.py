@@ -76,8 +76,8 @@ def why(
 def fix_lines(
     run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, can_plan: bool = True, trust: bool
 ) -> Iterator[PlanLine]:
-    """Yield the planner's fixes that reduce memory: the saved ones, or if there are none and `can_plan`,
-    newly planned ones.
+    """Yield the planner's fixes that reduce memory: saved fixes or, if there are none and `can_plan` is set,
+    newly planned fixes.
 
     No fixes are planned for a script, or for a run whose code may not be executed.
     """

@@ -1,4 +1,4 @@
-"""Build bar charts on one scale, as data: memory by device, throughput, bubble and bytes."""
+"""Build bar charts, as data, of memory by device, throughput, step time, pipeline bubble and bytes sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BarGroup(NamedTuple):
 
 
 def bar_charts(comparison: Comparison) -> list[BarGroup]:
-    """Return charts of throughput, bubble and bytes with a bar per run."""
+    """Return charts of throughput, step time, pipeline bubble and bytes sent, with a bar per run."""
     rows = {row.key: row for row in comparison.rows}
     return [BarGroup(rows[key].label, _metric_bars(rows[key])) for key in BAR_KEYS if key in rows]
 
@@ -132,7 +132,7 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) -> list[float]:
-    """Return the heights of the letters next to the ends (x, y) of the curves.
+    """Return the y coordinates of the letters next to the ends (x, y) of the curves.
 
     Letters that would overlap are moved apart.
     """

@@ -176,7 +176,7 @@ class ChartLine(NamedTuple):
     raw: str
     held_out: list[tuple[float, float]]
     end: tuple[float, float, float]
-    """End (x, y) of the line of averages, and the height of the letter next to it."""
+    """End (x, y) of the line of averages, and the y coordinate of the letter next to it."""
 
 
 class LossChart(NamedTuple):

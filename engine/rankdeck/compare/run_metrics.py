@@ -71,9 +71,9 @@ class ComparedRun:
     """One run of a comparison. `time_source` and `memory_source` are the sources of the run's times and
     bytes.
 
-    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` is the
-    observation of a user script, or NOT_OBSERVED if there is none yet; None for a configuration's run, which
-    reports its own metrics.
+    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` holds what was
+    observed of a user's script, or is NOT_OBSERVED before the first observation; None for a configured run,
+    which reports its own metrics.
     """
 
     ref: RunRef
@@ -89,7 +89,7 @@ class ComparedRun:
     metrics: Mapping[str, MetricValue]
     devices: tuple[ComparedDevice, ...]
     memory_steps: str = ""
-    """Text that says which steps the bytes cover; empty if all steps were tracked."""
+    """Text that says which steps the memory values cover; empty if all steps were tracked."""
     steps_planned: int | None = None
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class ComparedRun:
 
     @property
     def memory_source_text(self) -> str:
-        """The source of the bytes, followed by the tracked steps if not all steps were tracked."""
+        """The source of the memory values, followed by the tracked steps if not all steps were tracked."""
         source = phrase(self.memory_source) if self.memory_source else ""
         if not self.memory_steps:
             return source

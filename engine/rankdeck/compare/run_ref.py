@@ -1,8 +1,8 @@
 """Resolve RUN and RUN@ATTEMPT to the run that the user means, and to an attempt of that run.
 
-`last@0` is attempt 0 of the newest run alone: its own steps and metrics, as if no other attempt had followed.
-This makes it possible to compare a run with itself before and after a resume. A run whose name contains an @
-is still found by that name.
+`last@0` means attempt 0 of the newest run, with only that attempt's steps and metrics, as if no other attempt
+had followed. This makes it possible to compare a run with itself before and after a resume. A run whose name
+contains an @ is still found by that name.
 """
 
 from __future__ import annotations

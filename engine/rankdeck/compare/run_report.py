@@ -69,7 +69,7 @@ ERROR_SIGN_NOTE = tr_noop("+ means that the prediction exceeds the measurement")
 
 
 class RunReport(NamedTuple):
-    """Report of a run. `memory_source` is the source of the bytes."""
+    """Report of a run. `memory_source` is the source of the memory values."""
 
     metrics: list[SummaryMetric]
     devices: list[ReportedDevice]

@@ -8,8 +8,9 @@
     args = ["--lr", "1e-3"]
     ranks = 2
 
-`rankdeck run --entry small` runs the entry; the app lists and saves entries here. Writing preserves comments
-and order. An entry runs code of the folder, so the app asks for trust first.
+`rankdeck run --entry small` runs the entry; the app lists the file's entries and saves new ones to it.
+Writing preserves comments and the order of keys. An entry runs code of the folder, so the app asks for trust
+first.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class FolderRun(Table):
     """`[run]`: settings for all scripts of the folder."""
 
     python: str | None = None
-    """An interpreter or an environment's folder, relative to the file's folder."""
+    """An interpreter or an environment's folder, relative to the folder of rankdeck.toml."""
 
 
 class ScriptEntry(Table):
     """`[scripts.NAME]`: a named way to run a script. Absent keys have the defaults of the command line."""
 
     run: Annotated[str, Field(min_length=1)]
-    """The file, module or program to start, in the file's folder."""
+    """The file, module or program to start in the folder of rankdeck.toml."""
     kind: Literal["file", "module", "program"] = "file"
     args: list[str] = Field(default_factory=list)
     devices: str | None = None

@@ -14,10 +14,10 @@ Nothing here imports torch. Sources: for sizes, torch's out-of-memory message ("
 ..."), the smallest total with driver versions 525 and later, without MIG and with default ECC: an A100-40GB
 has 39.38 GiB (39.59 with older drivers), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an L40S
 44.39, an RTX 4090 23.51. For speeds, NVIDIA's data sheets. For workspaces, torch's CublasHandlePool.cpp (2 x
-4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on the loaded kernels: these are
-high estimates, which `make test-all` measures on a machine with GPUs; _OLDER_CONTEXTS_MIB has published
-measurements. NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): these
-are estimates too.
+4096 + 8 x 16 KiB, 32 MiB from Hopper on). The sizes of contexts, which depend on the driver and on the loaded
+kernels, are high estimates: `make test-all` measures contexts on a machine with GPUs, and _OLDER_CONTEXTS_MIB
+has published measurements. The sizes of NCCL's buffers, which grow with channels and peers
+(github.com/NVIDIA/nccl/issues/864 and 986), are estimates too.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ _SCRIPT_ADVICE = phrase(
 
 
 class ConfigChanges(TypedDict, total=False):
-    """Changes from the command line, applied in the order of these keys.
+    """Changes from the command line, applied in the order of the keys below.
 
-    `strategy` replaces the whole table; `overrides` have the form "train.steps=50".
+    `strategy` replaces the whole strategy table; `overrides` have the form "train.steps=50".
     """
 
     strategy: str | None

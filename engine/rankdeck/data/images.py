@@ -1,7 +1,7 @@
 """Reads images from one folder per class and decodes each on access.
 
     path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
-    path/train/cat/1.jpg, path/val/cat/2.jpg    or folders define the split (val, valid, validation or test)
+    path/train/cat/1.jpg, path/val/cat/2.jpg    val (or valid, validation, test) is held out
 
 Training takes a random crop of each image and mirrors half of them. The randomness depends on (seed, epoch,
 sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out images

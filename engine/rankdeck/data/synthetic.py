@@ -1,12 +1,12 @@
-"""Generates learnable samples that fit a model's inputs, fixed by a seed.
+"""Generates learnable samples from a seed, in the form that a model's input requires.
 
-Two kinds, depending on the model's input:
+There are two kinds of samples, depending on the model's input:
     numbers   one of `classes` patterns plus noise; the target is the pattern's class
     tokens    sequences in which a fixed table maps each token to the next, with occasional random jumps;
               the target is the next token
 
-At most 64 MiB of distinct samples are generated; a larger set repeats them. `masked` is the share of targets
-set to -100.
+At most 64 MiB of distinct samples are generated; a larger data set repeats these samples. `masked` is the
+share of targets set to -100.
 """
 
 from __future__ import annotations

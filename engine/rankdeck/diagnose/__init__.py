@@ -3,7 +3,7 @@
 exceptions.py     translates an exception in a rank into a problem, by the rules of failure_rules.py
 stacks.py         parses the output of faulthandler and torch's flight recorder, which show where ranks are
 hang.py           finds, from heartbeats, stacks and collectives, the rank that all others wait for
-script_hang.py    the same for a user's own script
+script_hang.py    warns about a user's own script that hangs, and says which rank the others wait for
 cause.py          finds the one cause from everything known about every rank at the end
 out_of_memory.py  reports what was on the device when memory ran out, and which allocation failed
 fixes.py          finds the changes to a configuration that solve a problem

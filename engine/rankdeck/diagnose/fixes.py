@@ -1,9 +1,11 @@
 """Find fixes: what a user can change to solve a problem.
 
-    a rule that refuses a configuration   names the changes itself (`Problem.cure`)
-    a run that fails                      `with_fix` finds changes that its configuration accepts
-    a run that ran out of memory          `planned_fixes` ranks the plans of planner/fixes.py
-    a run that is over                    compare/run_report.py derives fixes from its metrics
+Fixes have a different source in each case:
+
+    a rule refuses a configuration   the rule names the changes itself (`Problem.cure`)
+    a run failed                     `with_fix` finds changes that the run's configuration accepts
+    a run ran out of memory          `planned_fixes` ranks the plans of planner/fixes.py
+    a run is over                    compare/run_report.py derives fixes from the run's metrics
 
 Changes map keys of the configuration to their values, as in `Problem.cure`.
 """

@@ -1,8 +1,8 @@
 """Detect a lossy network: ranks on several hosts are all in one collective that does not end.
 
-A network may carry small packets and lose large ones, where hosts and switches disagree on the largest packet
-(MTU): ranks connect, but the first tensor never arrives. A rank that only sends is one collective ahead of
-the receiving ranks.
+A network may carry small packets but lose large ones, if hosts and switches disagree on the maximum packet
+size (MTU): ranks connect, but the first tensor never arrives. A rank that only sends is one collective ahead
+of the receiving ranks.
 """
 
 from __future__ import annotations

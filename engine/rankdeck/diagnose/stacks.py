@@ -66,7 +66,7 @@ def parse_stack(text: str) -> list[Frame]:
 
 
 def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
-    """Return the stacks of all threads, and the index of the current thread; None if no thread is current."""
+    """Return the stacks of all threads, and the current thread's index (None without a current thread)."""
     heads = list(_THREAD.finditer(text))
     bounds = [*(header.start() for header in heads), len(text)]
     threads = [

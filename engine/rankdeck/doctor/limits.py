@@ -23,10 +23,10 @@ from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
-"""Numbers of open files. A rank with a few loader workers keeps several hundred files open: each tensor that
-a worker sends is a file."""
+"""Two thresholds and a good value for the limit of open files. A rank with a few loader workers keeps several
+hundred files open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""Numbers of threads: a rank starts one per core, several for communication, and more per loader worker."""
+"""Thresholds for the threads left to the user: a rank starts one per core, and several to communicate."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
 """Minimum address space: CUDA reserves address space for the memory of all GPUs and of the host."""

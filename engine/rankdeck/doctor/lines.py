@@ -103,7 +103,7 @@ class ChecksLine(DoctorLine, tag="checks"):
 
 
 class CheckLine(DoctorLine, tag="check"):
-    """One row. `seconds` is the time from the start of the row's check to the row."""
+    """One row. `seconds` is the time from the start of the row's check until the row was known."""
 
     name: str
     title: str

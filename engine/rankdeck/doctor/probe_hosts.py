@@ -34,10 +34,10 @@ PROBE_LIFETIME_S = 40.0
 """The probe exits after this time, in case the client has gone."""
 REACH_TIMEOUT_S = 4.0
 LARGE_BYTES = 256 << 10
-"""More than fits into one packet: a network may deliver small packets and drop large ones."""
+"""Size of a message that fills many packets: a network may deliver small packets and drop large ones."""
 _PAIR_TIMEOUT_S = 12.0
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
-"""Numbers of elements: the time for 1 MiB shows how many rounds of 16 MiB fit into half a second."""
+"""Numbers of elements in 1 and 16 MiB; the time for 1 MiB shows how often 16 MiB fit into half a second."""
 _MEASURE_S = 0.5
 _MAX_ROUNDS = 8
 Endpoint = tuple[str, int]

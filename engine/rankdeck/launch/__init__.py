@@ -1,22 +1,22 @@
 """Start a run, watch it and end it.
 
-    start.py              the command's side: checks, devices, run directory
+    start.py              starts runs for a command: checks, devices, run directory
     guard_launcher.py     starts the guard; returns once the guard holds the run's lock
-    device_selection.py   from "auto", "gpu:0,2" or "cpu:4" to the run's devices
+    device_selection.py   resolves "auto", "gpu:0,2" or "cpu:4" to the run's devices
     guard.py              holds the run's lock, reaps its processes, writes the exit record
     control_server.py     takes stop and checkpoint requests for the guard
-    supervisor.py         starts the ranks, watches them, finds the cause of a failure, restarts
+    supervisor.py         starts, watches and restarts the ranks, finds the cause of a failure
     rank_group.py         the interface of an attempt's ranks, with two implementations
     forked_ranks.py       ranks of a configuration: forked once torch is imported, released later
     script_ranks.py       ranks of a user's script: executed, streams relayed, signals forwarded
     race.py               runs strategies one after another while holding their leases
-    rank_process.py       a rank as a child process: polled, signalled, ended by session
+    rank_process.py       a rank as a child process: polled, signalled, ended with its whole session
     rank_start.py         the first code that runs in a configuration's rank
     torchrun.py           the environment variables that torchrun sets for a rank
     streams.py            relays the ranks' terminals and pipes to logs and to the command
     store.py              the store through which the ranks rendezvous
     watch.py              reads heartbeats, detects hangs, collects evidence
-    script_watch.py       the same for a script, which may start ranks itself
+    script_watch.py       watches a script in the same way; the script may start ranks itself
     stacks.py             asks ranks for their stacks
     control.py            asks a run to stop, waits for its end
     processes.py          finds processes by session and environment, kills leftovers

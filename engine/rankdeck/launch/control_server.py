@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 MAX_LINE_BYTES = 65536
 _NSIG = 65
 _MAX_CONNECTIONS = 64
-"""At this limit a new connection replaces the oldest one."""
+"""Maximum number of open connections; a further connection replaces the oldest."""
 _NO_FD_PAUSE_S = 0.05
 
 

@@ -305,7 +305,7 @@ CLOCK_MESSAGE = "clock"
 """The value of "word" in a clock request and in the answer to it."""
 CLOCK_INTERVAL_S = 5.0
 _CLOCK_TOLERANCE_S = 0.001
-"""Smaller changes of an offset are not written."""
+"""Changes of a clock offset that are smaller than this are not written."""
 
 
 class HostClocks:

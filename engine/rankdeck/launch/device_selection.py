@@ -318,7 +318,7 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
     """Return only the devices that the run will use, with a warning if this leaves out devices that were
     named.
 
-    `single` uses one device. A pipeline in one process with given cuts uses one device per stage.
+    The strategy `single` uses one device. A one-process pipeline with given cuts uses one device per stage.
     """
     cuts = config.strategy.options.get("cuts")
     if config.strategy_spec.one_device:

@@ -52,7 +52,7 @@ class GuardSpec(TypedDict):
     ready_fd: int
     tether_fd: int | None
     passed: list[int]
-    """Descriptors for the supervisor only."""
+    """Descriptors that only the supervisor gets."""
     held: list[int]
     """Descriptors of a race's locks, which the guard keeps open and thereby holds until it ends."""
     hosts: HostsSpec | None

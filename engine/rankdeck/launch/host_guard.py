@@ -90,7 +90,7 @@ class HostGuard(Guard, abc.ABC):
     def end_message(self) -> GuardMessage:
         """Return the message that reports the end of this part.
 
-        `again` is present if another attempt may help, and is the failure's signature. `victim` is present if
+        `again`, the failure's signature, is present if another attempt may help. `victim` is present if
         another host made this part fail, `host` if this part has found that another host is to blame.
         """
         if self.is_removed:

@@ -42,8 +42,8 @@ SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "away",
     "unplugged",
 )
-"""Reasons for the loss of a host: silence, a closed connection, its own report that it is done, silence of
-all other hosts, a suspension of this process that they took for a loss, or a disabled interface."""
+"""Reasons for the loss of a host: it was silent, its connection closed, it reported that it was done, all
+other hosts were silent, they took this host's suspension for a loss, or this host's interface is down."""
 GuardMessage = dict[str, Any]
 
 

@@ -34,11 +34,10 @@ class StopSignal(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorArguments:
-    """The supervisor's command line, composed by the guard. `report_fd` is the pipe for the reason for
-    a failure.
+    """The supervisor's command line, composed by the guard.
 
-    `restarts` counts the restarts so far. `failed` is the failure signature of the previous attempt, if that
-    ended with an exception.
+    The supervisor writes the reason for a failure to the pipe `report_fd`. `restarts` counts the restarts so
+    far. `failed` is the failure signature of the previous attempt, if that attempt ended with an exception.
 
     For a configuration, `worker` is the module or .py file that every rank runs, `layout` the hosts and their
     ranks in a multi-host run, and `store` the coordinator's socket for the store. For a script, `signals` is

@@ -25,7 +25,7 @@ def save_marker(run: str | Path) -> Path:
 def was_save_interrupted(run: str | Path) -> bool:
     """Remove the save marker of an ended run and return whether there was one.
 
-    The next attempt starts without a save in progress.
+    Without the marker, the next attempt does not start with a save in progress.
     """
     try:
         save_marker(run).unlink()

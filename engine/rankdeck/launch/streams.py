@@ -41,7 +41,7 @@ class SharedOutput:
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
         self.lost_reason: str | None = None
-        """Why output was lost (such as a full disk); None if none was, or because the reader has gone."""
+        """Why output was lost (such as a full disk); None without a loss or if the reader has gone."""
 
     def write(self, data: bytes) -> None:
         """Write all of `data` without interleaving it with other writes; block if the reader is slow."""
@@ -283,7 +283,8 @@ _FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 
 @dataclass(frozen=True)
 class AttachedStreams:
-    """The command's stream descriptors. None stands for /dev/null as stdin, or for output only to the logs.
+    """The command's stream descriptors. A `stdin` of None means /dev/null; without `stdout` or `stderr`,
+    output goes only to the logs.
 
     `keyboard` is the read end of a pipe that carries the typed keys. If it is set, `stdin` is not used: rank
     0's stdin is its own terminal, which gets these bytes and provides line editing and signals. The command's

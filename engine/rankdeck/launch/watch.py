@@ -47,7 +47,7 @@ POLL_INTERVAL_S = 1.0
 _MAX_COUNTED_S = 1.5
 """Maximum time between two checks that counts towards a hang: all processes may have been suspended."""
 _MIN_SLEEP_S = 5.0
-"""A longer time between two checks means that the machine or this process slept."""
+"""Time between two checks above which the machine or this process must have slept."""
 VICTIM_TIMEOUT_S = 1.0
 """How long to wait for the cause to appear after the failure of a victim."""
 INPUT_ERROR_TIMEOUT_S = 1.5

@@ -1,7 +1,8 @@
 """Remember which batches the ledger has tracked, by the sizes of their tensors.
 
 A batch that is longer in some dimension than every tracked batch may need more memory than any of them. Its
-step is tracked even if no sample is due, as the reported peak would miss it. Read samplers.py first.
+step is tracked even if no sample is due, as the reported peak would otherwise be too low. Read samplers.py
+first.
 """
 
 from __future__ import annotations

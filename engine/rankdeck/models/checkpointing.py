@@ -26,7 +26,8 @@ from rankdeck.torch_compat.modules import NormBase
 def checkpoint_blocks(model: nn.Module) -> int:
     """Wrap the model's repeated blocks in place and return their number.
 
-    The blocks are those that the model itself defines or, if it defines none, its largest list's children.
+    The blocks are those that the model itself defines or, if it defines none, the children of its ModuleList
+    or Sequential with the most weights.
 
     Raises:
         ModelError: the model has neither blocks nor a ModuleList or Sequential with children.

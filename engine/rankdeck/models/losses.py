@@ -295,9 +295,9 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Return the total divisor after another division by `other`. autograd passes a Python number as a tensor
-    that no dispatch mode can handle. Like every 0-dim CPU tensor, it is turned back into a number without a
-    copy."""
+    """Return the total divisor of a loss that is also divided by `other`. autograd passes a Python number as
+    a tensor that no dispatch mode can handle. Such an `other`, like every 0-dim CPU tensor, is turned back
+    into a number without a copy."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor

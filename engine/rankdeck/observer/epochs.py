@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PART = "passes"
 _NUM_BATCHES = 3
 _MAX_NUMBERS = 32
-"""Numbers to read from each of the first tensors of a batch."""
+"""Maximum number of values to read from each of the first tensors of a batch."""
 _MAX_TENSORS = 2
 _MIN_DISTINCT = 4
 """Minimum number of distinct values in the first batches: with fewer (all zeros), batches may be equal on all

@@ -32,7 +32,7 @@ PART = "full"
 TRACKED_SOURCE = "measured in full observation"
 """The same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Numbers of steps after which, or as soon as possible afterwards, tracking of two steps starts."""
+"""Step counts after which the next two steps are tracked, or later steps if tracking is not possible yet."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 

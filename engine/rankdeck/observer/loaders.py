@@ -36,7 +36,7 @@ class _LoaderIterator:
         self.first_batches: list[list[Any]] = []
         """Numbers read from the iterator's first batches."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has followed a batch of this iterator: ever, and in the current pass."""
+        """Whether a backward has ever followed a batch of this iterator, and whether in the current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 

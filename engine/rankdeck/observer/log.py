@@ -1,7 +1,7 @@
 """`rankdeck.log(loss=0.5)`: lets a script log its own values with one line.
 
 The installed package exports this function. An observed script without the package gets it from imports.py.
-The function passes the values to the observer of its process, whose module always has the same name, or to
+The function passes the values to the observer of its process, which it finds by a fixed module name, or to
 the rank of a configured run (`rank_handler`). If neither exists, it does nothing.
 """
 

@@ -22,7 +22,7 @@ PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
 MEASURED_ON_GPU = "measured on GPU"
 UNATTRIBUTED = "unattributed"
-"""Like the two constants above, the same text as in events.py; a test compares them."""
+"""The same text as in events.py, like the two constants above; a test compares them."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """Kinds of memory in order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01

@@ -151,7 +151,7 @@ def sum_readings(readings: list[Any]) -> Any:
 
 
 def has_active_modes(torch: Any) -> bool:
-    """Return whether the script has active torch modes; the observer computes nothing while it does.
+    """Return whether the script has active torch modes, under which the observer computes nothing.
 
     A default device does not count as such a mode.
     """

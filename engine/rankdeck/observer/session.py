@@ -6,14 +6,15 @@ values (`on_log`) are written earlier, into the file of the rank that this proce
 locked only during a write, so that a training process can claim it. A forked child starts with no state. Read
 steps.py next, which defines a step.
 
-Parts use `emit`, `record_facts`, `beat`, `wrap_part`, `disable_part`, and lists of functions to call:
+Parts use `emit`, `record_facts`, `beat`, `wrap_part`, `disable_part`, and lists of functions, each called
+when:
 
     on_rank_start(optimizer)     this process has become a rank
     on_leader_chosen(optimizer)  this optimizer leads from now on
     on_backward(tensors)         an outermost backward starts
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
-    on_tick()                    in the thread, and at the end
-    on_fork()                    in a forked child: reset
+    on_tick()                    the thread writes events, or the process ends
+    on_fork()                    a forked child starts and must reset its state
 """
 
 from __future__ import annotations

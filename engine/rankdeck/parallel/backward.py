@@ -1,4 +1,4 @@
-"""The backward for all strategies, walks over the autograd graph, and errors for losses that call
+"""The backward for all strategies, iteration over the autograd graph, and errors for losses that call
 autograd.grad."""
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def call_model(module: Callable[..., Any], inputs: Any) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any], kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """Return the same structure with `change` applied to every tensor, or to every value of other `kinds`."""
+    """Return the same structure with `change` applied to every tensor, or to every value of type `kinds`."""
     if isinstance(value, kinds):
         return change(value)
     if type(value) is dict:

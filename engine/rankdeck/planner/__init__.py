@@ -1,4 +1,4 @@
-"""Predict what a run would need by running its strategy on fake tensors, which have no memory.
+"""Predict a run's memory and step time by running its strategy on fake tensors, which have no memory.
 
 Reading order: samples and sample_reader (which batch is planned), fake_pass (one rank of one strategy, a few
 steps on fake tensors), planning_mode, fake_values and value_answers (what differs from a run), plan_ledger

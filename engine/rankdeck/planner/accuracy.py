@@ -1,8 +1,9 @@
 """Compare the planner's predictions with the measurements of past runs.
 
 A run stores the plan line that was predicted for it (plan.json in its directory, plan.<attempt>.json after a
-resume), so each run is planned once; the table is built from the existing runs. The compared values are peaks
-of live tensors: measured by the ledger in a rehearsal, by torch's allocator on a GPU. Read pool.py first.
+resume), so each run is planned once; `rankdeck plan --accuracy` builds its table from the existing runs. The
+compared values are peaks of live tensors: measured by the ledger in a rehearsal, by torch's allocator on a
+GPU. Read pool.py first.
 """
 
 from __future__ import annotations

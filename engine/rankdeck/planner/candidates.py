@@ -190,8 +190,8 @@ class Target:
     """The devices to plan for.
 
     `name` is for display ("8 x A100-80GB"). `like_cuda` is true if the devices are GPUs, on any machine.
-    `host_bytes` is the memory that virtual devices share, None if it is not this machine's. `by_host` is the
-    number of devices on each host of a run on several hosts.
+    `host_bytes` is this machine's free memory if virtual devices share it, else None. `by_host` is the number
+    of devices on each host of a run on several hosts.
     """
 
     name: str

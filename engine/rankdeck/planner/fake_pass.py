@@ -6,8 +6,8 @@
       -> collectives of N ranks complete at once              (torch's "fake" process group)
 
 Only the last step is measured: gradients, optimizer state and buckets exist by then. No code here depends on
-how a strategy uses memory. Workarounds for torch are in torch_compat/; differences in a GPU's kernels are in
-planning_mode.py. Read plan_ledger.py next.
+how a strategy uses memory. Workarounds for torch are in torch_compat/; planning_mode.py emulates a GPU's
+kernels. Read plan_ledger.py next.
 """
 
 from __future__ import annotations

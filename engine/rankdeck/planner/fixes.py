@@ -1,11 +1,13 @@
 """Find fixes for a plan that does not fit, with the planner's predictions for them.
 
-    one change         the configuration with a single change, if it does not fit or barely fits
-    several changes    if nothing planned fits: the configured strategy, fsdp and the strategy that needs the
-                       least memory, with all changes that save memory; for the best of these, the fewest
+    one change         for a configuration that does not fit or barely fits: each single change to it
+    several changes    if no planned line fits: the configured strategy, fsdp and the strategy that needs the
+                       least memory, each with all changes that save memory; for the best of these, the fewest
                        changes that suffice
-    more devices       if that does not fit: sharded weights on twice, then four times as many devices, ...
-    nothing            if nothing fits: how much memory the smallest of all these lacks
+    more devices       if several changes do not suffice: sharded weights on twice, then four times as many
+                       devices, ...
+    no fix             if more devices do not suffice: how much memory is missing for the line that lacks the
+                       least
 
 Each fix is planned like any candidate, so its bytes are the planner's own prediction; all fixes keep the
 global batch. Another strategy or mesh may fit as well: the plan's other lines show these. Read candidates.py
@@ -332,7 +334,7 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with advice from `template`, which names `num_bytes` or the fullest device's bytes."""
+    """Return the line with advice from `template` on `num_bytes`, by default the fullest device's bytes."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

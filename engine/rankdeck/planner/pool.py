@@ -1,4 +1,4 @@
-"""Plan candidates in parallel, each rank in its own process, so that a crash or a timeout costs only one
+"""Plan candidates in parallel, each rank in its own process, so that a crash or a timeout costs only one plan
 line.
 
     this process imports torch once -> forks a child per rank, a few at a time -> reads results from a pipe

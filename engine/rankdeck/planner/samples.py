@@ -1,8 +1,8 @@
 """Find the largest batch that a run reads, from the sizes of the user's samples and the way batches grow.
 
-    alone          samples are read one by one, until all are read or the time is up
-    in batches     some batches are read as a run reads them, to find the rule that their sizes follow
-    in the run     the size of every batch then follows from the run's sample order, which its seed determines
+    samples        are read one by one, until all are read or the time is up
+    some batches   are read as a run reads them, to find the rule that their sizes follow
+    all batches    are not read: their sizes follow from the run's sample order, which its seed determines
 
 Stacked samples all have the same shape, as do those of the catalogue's data sets. A data set that reads whole
 batches may pad each batch to its longest sample or concatenate samples, so that memory depends on a batch

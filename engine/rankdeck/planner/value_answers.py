@@ -1,12 +1,14 @@
 """Answer a model's reads of tensor values (which branch to take, how many rows an expert gets), because fake
 tensors have no values.
 
-    upper bound   tensors whose shape depends on values are as large as possible: every token to every expert
-    lower bound   if the model is small enough, its forward is computed once on the run's first samples, and
-                  the recorded values are the answers
-    lower bound   otherwise, the rank is planned twice: every read is answered with yes, then with no
+Of these answers, the first that work for the model are used. The plan is then an upper or a lower bound:
 
-Recorded answers are replayed in order to the module that reads them, however layers and batches are split.
+    largest shapes    upper bound: tensors whose shape depends on values are as large as possible (every token
+                      to every expert)
+    recorded values   lower bound: the forward of a small model is computed once on the run's first samples
+    fixed answers     lower bound: the rank is planned with "yes" as the answer to every read, and with "no"
+
+Recorded values are replayed in order to the module that reads them, however layers and batches are split.
 Read fake_values.py first; rank_plan.py uses the answers.
 """
 

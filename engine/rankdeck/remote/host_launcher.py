@@ -4,7 +4,8 @@
     ->  start the nodes, which join it  ->  from then on the run does not need these pipes
 
 If one host fails, the parts already started on other hosts are stopped. Nodes connect to the coordinator at
-the address where ssh reached it or, if it is the local host, at the address from which ssh reached the nodes.
+the address where ssh reached it. If the coordinator is the local host, they use the address from which ssh
+reached the nodes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 from rankdeck.base.parsing import decode_document
 
 PROTOCOL = 2
-"""Version of the protocol; both ends must have the same one."""
+"""Version of the protocol, which must be the same at both ends."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
 _MAX_GREETING_BYTES = 1 << 16

@@ -101,7 +101,7 @@ class Attempt:
             self._hang = HangWarning(problem, source.t)
 
     def setup(self) -> object:
-        """Return the settings that must be equal for two attempts to be measured together."""
+        """Return the settings that two attempts must share for their measurements to be combined."""
         started = self.started
         return None if started is None else (started.strategy, started.options, started.devices)
 

@@ -80,7 +80,7 @@ class AttemptRows:
     def newest_value(self, name: str) -> tuple[int, float] | None:
         """Return (step, value) of the newest row in memory with a value in column `name`.
 
-        A script's steps are sampled, so the newest row of all may lack a value.
+        A script's steps are sampled, so the newest row may lack a value.
         """
         for attempt in reversed(self.attempts.values()):
             indices = np.flatnonzero(np.isfinite(attempt.table.column(name)))
@@ -225,7 +225,7 @@ def _mark_at(table: StepTable, row: int) -> Mark:
 
 
 def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
-    """Return the median and 99th percentile, including the binned times of dropped rows."""
+    """Return the median and 99th percentile of `times` and the binned times of dropped rows."""
     values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
     counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
     order = np.argsort(values, kind="stable")

@@ -194,7 +194,7 @@ class Batch:
     counts: LineCounts | None = None
 
     def add(self, file_name: str, events: Sequence[AnyEvent]) -> None:
-        """Add a chunk of one file."""
+        """Add a chunk of one file's events."""
         attempt, writer = parse_attempt(file_name), file_name.rsplit(".", 2)[0]
         self.num_events += len(events)
         if events:

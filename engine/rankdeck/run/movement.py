@@ -120,10 +120,10 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Bytes that leave at `left` and arrive at `at`.
+    """Bytes that leave at time `left` and arrive at time `at`.
 
-    They go from `source` to `target`, or are exchanged within `group` (then `source` and `target` are None).
-    For a collective, `num_bytes` is the amount that each member sends, as in a ring.
+    The bytes go from `source` to `target`, or are exchanged within `group` (then `source` and `target` are
+    None). For a collective, `num_bytes` is the amount that each member sends, as in a ring.
     """
 
     name: str

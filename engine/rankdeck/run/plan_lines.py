@@ -79,8 +79,8 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
 
 class StepTime(msgspec.Struct, kw_only=True):
-    """A predicted step time in seconds, as a range. `calibrated`: the range is based on a measured step of
-    this model."""
+    """A predicted step time in seconds, as a range. `calibrated` is true if the range is based on a measured
+    step of this model."""
 
     low_s: float
     high_s: float

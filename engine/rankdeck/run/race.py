@@ -66,8 +66,8 @@ class LossAgreement(TranslatableStruct, kw_only=True):
     """Comparison of an entry's losses with those of the reference.
 
     `difference` is the largest relative difference, in step `step`. `verdict`: reference | agrees | expected
-    | differs; `reason` explains the last two. `is_as_good` is true if the difference does not make the
-    training worse.
+    | differs; `reason` explains the verdicts "expected" and "differs". `is_as_good` is true if the difference
+    does not make the training worse.
     """
 
     verdict: str
@@ -128,9 +128,9 @@ class RaceVerdicts(TranslatableStruct, kw_only=True):
     """Results of comparing the entries. Numbers are entry numbers; `drift` is (repeated - first) / first.
 
     Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `fastest`
-    is the best entry, and `fastest_why` explains that in a sentence. `winner` is always None in a rehearsal,
-    whose times are not a GPU's. If the machine's speed changed too much to tell, `fastest` and `winner` are
-    None and `inconclusive` says so. `notes` are display texts.
+    is the best entry, and `fastest_why` explains the choice in a sentence. `winner` is always None in a
+    rehearsal, whose times are not a GPU's. If the machine's speed changed too much to tell the leading
+    entries apart, `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None

@@ -210,8 +210,7 @@ def _read_wrapper(run: RunDir, attempt: int) -> str | None:
 
 
 def row_json(info: RunInfo) -> dict[str, object]:
-    """Return the row of `rankdeck runs --json`. The row of a script has two more keys, that of a race
-    four."""
+    """Return the row of `rankdeck runs --json`: a script's row has two keys of its own, a race's row four."""
     race = info.race
     row = {
         "run": info.name,

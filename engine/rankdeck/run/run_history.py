@@ -2,11 +2,12 @@
 
     event files -> EventReader -> events up to the time -> RunState
 
-The state includes all events written by then and all steps that had ended by then, even if a rank wrote them
-shortly afterwards. Steps that a later attempt trained again are still included at times before that attempt.
+The state includes all events written by then and all steps that had ended by then, even if a rank wrote the
+steps shortly afterwards. Steps that a later attempt trained again are still included at times before that
+attempt.
 
 Moving forward in time continues reading; moving back starts from the nearest of a few snapshots, or from the
-beginning. Snapshots are taken only once an earlier state of the run is requested. Read run_state.py first.
+beginning. No snapshot is taken until an earlier state of the run is requested. Read run_state.py first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 class _ReadPosition:
     """Read positions in all files, with the resulting state.
 
-    The position is valid for every time from `last_event_time` on, since no later event has been applied.
+    A read up to some time can start from this position if that time is not before `last_event_time`.
     `pending` holds the events of each file that were read but are later than the requested time.
     """
 
@@ -82,7 +83,7 @@ class RunHistory:
         return position.state.copy()
 
     def _restore_nearest(self, time: float) -> None:
-        """Move to the latest known position that is not after `time`."""
+        """Move to the latest position, current or saved, at which no event after `time` was applied."""
         usable = [
             position for position in (self._position, *self._snapshots) if position.last_event_time <= time
         ]
@@ -170,7 +171,8 @@ _MAX_DISPLAY_S = 1.0
 
 
 class StepInterval(NamedTuple):
-    """The steps of one attempt; `started` and `ended` are the Unix times at which `first` and `last` ended.
+    """The steps `first` to `last` of one attempt; `started` and `ended` are the Unix times at which these two
+    ended.
 
     `last_kept` is the last step that no later attempt trained again.
     """
@@ -184,7 +186,7 @@ class StepInterval(NamedTuple):
 
 
 def step_intervals(state: RunState) -> list[StepInterval]:
-    """Return the intervals in the order of the run, without attempts that trained nothing."""
+    """Return the step interval of each attempt that trained a step, in the order of the attempts."""
     intervals = []
     for attempt in state.attempts.values():
         started, ended = attempt.trained_steps.first_x, attempt.trained_steps.last_x
@@ -199,7 +201,8 @@ def step_intervals(state: RunState) -> list[StepInterval]:
 
 
 def _end_times(state: RunState) -> Floats:
-    """Return when each trained step ended (Unix times); for older steps, only the first time of each bin."""
+    """Return the end times of trained steps (Unix times); older steps are binned, with one time for each
+    bin."""
     windows = [
         attempt.trained_steps.window(
             attempt.trained_steps.first_x, attempt.trained_steps.last_x or 0.0, _MAX_POINTS
@@ -223,7 +226,7 @@ def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
 def _display_time(ended: Floats, index: int) -> float:
     """Return a time shortly after the step at `index` has ended, because steps are reported after their end.
 
-    The returned time is at most `_MAX_DISPLAY_S` later, and before the next step ends.
+    The returned time is at most `_MAX_DISPLAY_S` after the step's end, and before the next step ends.
     """
     at = float(ended[index])
     return (
@@ -234,7 +237,7 @@ def _display_time(ended: Floats, index: int) -> float:
 
 
 def step_at(state: RunState, time_s: float) -> int | None:
-    """Return the last known step that had ended by a time; None if no step had ended by then."""
+    """Return the last known step that had ended by `time_s`; None if no step had ended by then."""
     step = None
     for attempt in state.attempts.values():
         window = attempt.trained_steps.window(time_s, time_s, 64)

@@ -4,10 +4,10 @@
 
 `show`, `watch`, `runs`, `export`, the displays of `train` and the app's dashboard all read this state, so
 they agree. The state does not depend on how the files are cut into batches or on the reading order: each
-attempt has its own state (attempt.py), and one rule combines them.
+attempt has its own state (attempt.py), and one rule combines the attempts' states.
 
-Resumes: an attempt reports the step after which it continues (events.Restored; in older runs the first steps
-imply it). From then on, later steps of earlier attempts are history. Problems are kept, and errors of earlier
+Resumes: an attempt reports the step after which it continues (events.Restored; in older runs its first steps
+imply that step). Later steps of earlier attempts are then discarded. Problems are kept, and errors of earlier
 attempts become warnings. Memory is bounded (series.py). Invalid events are rejected and counted.
 """
 
@@ -94,7 +94,8 @@ class RunState(AttemptRows):
         return list(self.attempts.values())
 
     def apply(self, batch: Batch) -> RunChange:
-        """Apply a batch; return what changed. The cost hardly depends on the number of events."""
+        """Apply a batch; return what changed. The cost hardly depends on how many events were applied
+        before."""
         self.num_events += batch.num_events
         self._num_rejected += batch.num_rejected
         changed = RunChange.NOTHING
@@ -230,7 +231,7 @@ class RunState(AttemptRows):
 
     @property
     def num_rejected(self) -> int:
-        """Number of invalid events and parts of events."""
+        """Number of events, and of parts of events, that were rejected as invalid."""
         return self._num_rejected + sum(attempt.joiner.num_refused for attempt in self.attempts.values())
 
     @property
@@ -294,7 +295,7 @@ class RunState(AttemptRows):
 
     @property
     def evaluation(self) -> events.Evaluation | None:
-        """The evaluation of the latest step."""
+        """The evaluation with the highest step number."""
         newest = [
             (attempt.evaluations[-1].step, attempt.number)
             for attempt in self.attempts.values()
@@ -304,7 +305,7 @@ class RunState(AttemptRows):
 
     @property
     def verified(self) -> events.Verified | None:
-        """Result of the check of the latest attempt's strategy."""
+        """Result of the check that compares the latest attempt's strategy with one device."""
         return newest_verified([(attempt.started, attempt.verified) for attempt in self._started_attempts])
 
     @property
@@ -325,8 +326,8 @@ class RunState(AttemptRows):
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:
-        """Return the value from the newest attempt that has one, among the attempts that `devices`
-        combines."""
+        """Call `get` on the attempts that `devices` combines, newest first, and return the first value that
+        is not empty."""
         return next((value for attempt in reversed(self._measured_attempts) if (value := get(attempt))), None)
 
     @property

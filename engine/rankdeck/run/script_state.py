@@ -22,8 +22,8 @@ from rankdeck.run.series import Curve, Floats, Series
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """One metric that the script has logged. `step` is the step of `last`; the x axis of `curve` uses the
-    same steps.
+    """One metric that the script has logged. `last` is the newest value, logged at `step`; the x axis of
+    `curve` uses the same step numbers.
 
     Steps are numbered by the script; if it gave no numbers or restarted its count, observed steps are used.
     """
@@ -52,8 +52,8 @@ class ScriptState:
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        """Share of each step spent in the loader. Like `step_rates` and `step_rate_ema`, this curve is by
-        step."""
+        """Share of each step spent in the data loader. The x of this curve is the step, as in `step_rates`
+        and `step_rate_ema`."""
 
     def _curve(self, name: str) -> Curve:
         return step_curve(self._get_attempts, name)
@@ -154,7 +154,7 @@ class ScriptState:
     def metrics(self) -> dict[str, ScriptMetric]:
         """Metrics by name; the library is appended to a name that several libraries logged.
 
-        User models of configured runs log metrics too.
+        In a configured run, the user's own model can log metrics.
         """
         keys = list(
             dict.fromkeys(key for attempt in self._get_attempts() for key in attempt.script.metrics.by_key)

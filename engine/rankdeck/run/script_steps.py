@@ -1,11 +1,12 @@
 """Join the steps of one attempt of a user script, whose ranks need not run in lockstep.
 
 The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
-So a step gets a row as soon as the leading rank has taken it: the lowest rank with at least half as many
-steps as the rank with the most. The row's step, time, learning rate and wait are the leading rank's. Its loss
-is the mean and its sample count the sum over the ranks that reported them. A rank takes part in a step only
-if it ended that step at about the same time: ranks that train at their own pace are not mixed, and neither is
-a process that trains on its own next to the run's ranks (`standalone`).
+So a step gets a row as soon as the leading rank has taken the step. The leading rank is the lowest rank with
+at least half as many steps as the rank with the most. A row's step, time, learning rate and wait are the
+leading rank's, its loss is the mean and its sample count the sum over the ranks that reported them. A rank
+takes part in a step only if it ended that step at about the same time as the leading rank: ranks that train
+at their own pace are not mixed, and neither is a process that trains on its own next to the run's ranks
+(`standalone`).
 
 A late report from another rank changes rows that were already returned: `join` then starts with the first
 changed row. Memory is bounded, because only each rank's newest steps are held for this.
@@ -177,8 +178,8 @@ class ScriptStepJoiner:
         return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
     def _match(self, lead: RankSteps, number: int, columns: slice) -> tuple[Floats, Floats]:
-        """Return another rank's (steps, shares) for the leader's steps `columns`; NaN where that rank took no
-        part in a step."""
+        """Return the (steps, shares) of rank `number` for the leader's steps `columns`; NaN where that rank
+        took no part in a step."""
         rank, steps = self.ranks[number], lead.steps[columns]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
         shares = rank.shares[:, at]

@@ -152,7 +152,7 @@ class Series:
         return self.last_of()
 
     def last_of(self, curve: int = 0) -> float | None:
-        """Return the newest y of a curve; None if there is none or it is no longer held."""
+        """Return the newest y of a curve; None if the series holds no individual points."""
         return float(self._raw[1][curve, -1]) if len(self._raw) else None
 
     @property

@@ -1,7 +1,7 @@
 """Hold the step rows of one attempt in bounded memory.
 
 Rows are (columns, steps) arrays of doubles with NaN for unknown values. step_blocks.py and script_steps.py
-make them, attempt_rows.py reads them.
+make the rows, and attempt_rows.py reads them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Mark(NamedTuple):
 class StepTable:
     """The newest `max_rows` rows of one attempt, and the data on older rows that whole-run metrics need.
 
-    Dropped rows leave a mark at regular intervals (at most 4096), and their step times are counted in bins
-    that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact. Beyond that, a rate
-    starts at a mark, at most 1/2048 of the rows too late, and a median or percentile of step times is off by
-    at most 1 %. A cut to a step before the rows held leaves the bins unchanged.
+    Dropped rows leave marks at regular intervals (at most 4096 marks), and their step times are counted in
+    bins that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact. In a longer
+    attempt, a rate is measured from a mark, at most 1/2048 of the rows too late, and a median or percentile
+    of step times is off by at most 1 %. A cut to a step before the rows held leaves the bins unchanged.
     """
 
     _MAX_MARKS = 4096

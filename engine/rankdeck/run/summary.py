@@ -17,7 +17,7 @@ from rankdeck.run.scaling import LossScalingSummary
 
 
 class LossRange(msgspec.Struct, frozen=True):
-    """The first finite loss, and the loss of the last step; for a script, the newest known loss."""
+    """The first finite loss, and the loss of the last step (for a script, the newest known loss)."""
 
     first: float | None
     last: float | None
@@ -195,7 +195,7 @@ class ObservedScript(msgspec.Struct, frozen=True):
 
 
 class MetricSummary(msgspec.Struct, frozen=True):
-    """Values logged under one name; `step` is that of `last`, `through` the library that logged them."""
+    """Values logged under one name by the library `through`; `last` is the newest value, logged at `step`."""
 
     last: float | None
     step: int | None

@@ -128,7 +128,7 @@ def _start_time(run: RunDir, state: RunState) -> float | None:
 
 
 def problems_of(run: RunDir, state: RunState, outcome: str) -> list[Problem]:
-    """Return the problems that were raised, and at least one cause for a run that ended badly."""
+    """Return the problems that were raised; for a failed or lost run, these include at least one cause."""
     problems = list(state.problems)
     if outcome == "lost":
         problems.append(lost_problem(run))

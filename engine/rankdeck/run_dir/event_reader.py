@@ -82,8 +82,9 @@ class EventReader:
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
         """Yield (file name, events) chunk by chunk; the file's cursor advances with each chunk.
 
-        An attempt is read to its end before the next attempt, which started later. Its files are read in
-        turn, a chunk each, the supervisor's first, so that no file waits for the end of another file.
+        An attempt is read to its end before the next attempt, which started later. The files of one attempt
+        are read in turn, a chunk each, the supervisor's first, so that no file waits for the end of another
+        file.
         """
         by_attempt: dict[int, list[str]] = {}
         for name in sorted(self.file_names(), key=lambda name: not name.startswith("supervisor")):
@@ -186,8 +187,7 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock is ahead of the first host's; valid once that host's own clock shows
-    `since`."""
+    """Seconds by which a host's clock is ahead of the first host's, once the former clock shows `since`."""
 
     attempt: int
     host: str
@@ -200,7 +200,7 @@ _line_decoder = msgspec.json.Decoder(_ClockOffsetLine)
 
 
 class ClockOffsets:
-    """The clock offsets of one run's hosts. `refresh` reads offsets that were written later."""
+    """The clock offsets of one run's hosts. `refresh` reads the offsets written since its last call."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -250,7 +250,7 @@ class ClockOffsets:
                 event.started = clamp_time(event.started - ahead_s)
 
     def _ahead_s(self, file_name: str, t: float) -> float:
-        """Return how far the writer's clock was ahead of the first host's clock when it showed `t`."""
+        """Return by how many seconds the writer's clock, at its time `t`, was ahead of the common clock."""
         since, offsets = self._file_offsets(file_name)
         host_ahead_s = offsets[max(0, bisect_right(since, t) - 1)] if offsets else 0.0
         return host_ahead_s + self._origin_ahead_s

@@ -286,7 +286,7 @@ def write_request(folder: Path, *names: str) -> None:
     """Create an empty request file in the folder of a live run or race, whose process polls for it.
 
     Raises:
-        ConfigError: the file, or a folder on the way to it, leads elsewhere or cannot be created.
+        ConfigError: the file, or a folder on the way to it, leads out of `folder` or cannot be created.
     """
     paths = [folder.joinpath(*names[: count + 1]) for count in range(len(names))]
     try:

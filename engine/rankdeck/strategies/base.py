@@ -82,8 +82,8 @@ class Setup:
     rank drives, in the run's order (all `cpu` in a rehearsal, where the ledger distinguishes them).
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
-    shapes are needed early. A pipeline calls `on_drained(microbatches in flight, updates)` after a drain.
-    `analysis` holds findings about the model, possibly from an earlier build.
+    shapes are needed early. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
+    updates)`. `analysis` holds findings about the model, possibly from an earlier build.
     """
 
     options: Options
@@ -128,7 +128,7 @@ class Strategy(ABC):
     owns_optimizer_step: ClassVar[bool] = False
     """Whether the strategy's own schedule steps the optimizer; the loop then never handles gradients."""
     is_sharded: ClassVar[bool] = False
-    """Whether ranks hold different weights or different shards of them."""
+    """Whether ranks hold different weights, or different shards of the same weights."""
     options: Options
     facts: StrategyFacts
     """Statistics on what the strategy sends and how it runs."""
@@ -172,7 +172,7 @@ class Strategy(ABC):
 
     def data_shard(self) -> tuple[int, int]:
         """Return (index, count) of this rank's slice of each microstep's batch. Replicas and shards read
-        different slices; the stages and tensor ranks of a replica read the same one."""
+        different slices; the stages and tensor ranks of a replica read the same slice."""
         mesh = self.mesh()
         index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
         return index, mesh.size("data") * mesh.size("shard")

@@ -5,13 +5,14 @@
     -> backward on every device -> gradients are summed on device 0 -> optimizer step on device 0
 
 Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
-step. Sent per step: (n-1) x P bytes of weights out, (n-1) x P bytes of gradients back, inputs out, outputs
-back. Wins: hardly ever, but it takes two lines of code. Breaks: device 0 runs out of memory first, because it
-holds all devices' outputs and the tensors that the loss computes from them; batch norms see one device's
-slice. `parallel_loss` computes the loss inside each replica's forward, so that only losses are gathered.
+step. Sent per step, for P bytes of weights on n devices: (n-1) x P of weights out, (n-1) x P of gradients
+back, inputs out, outputs back. Wins: hardly ever, but it takes two lines of code. Breaks: device 0 runs out
+of memory first, because it holds all devices' outputs and the tensors that the loss computes from them; batch
+norms see one device's slice. `parallel_loss` computes the loss inside each replica's forward, so that only
+losses are gathered.
 
 On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read single.py
-before, ddp.py after.
+first, ddp.py next.
 """
 
 from __future__ import annotations

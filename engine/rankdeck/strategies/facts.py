@@ -53,9 +53,9 @@ class PipelineFacts:
     """Stages and schedule of a pipeline on one rank.
 
     `in_flight`: the largest number of microbatches whose activations the rank held at once. `theory_bubble`:
-    the share of a step that ranks spend waiting according to the schedule; None for a pipeline without a
-    flush, which alone has `weight_versions` (the largest number of versions held at once) and `staleness`
-    (the number of updates between the weights that a microbatch used and those that it updated).
+    the share of a step that ranks spend waiting according to the schedule; None without a flush. Only a
+    pipeline without a flush has `weight_versions` (the largest number of versions held at once) and
+    `staleness` (the number of updates between the weights that a microbatch used and those that it updated).
     """
 
     stages: list[int]
@@ -294,7 +294,7 @@ class LayerSplitFacts(StrategyFacts):
             self.switch_to(None)
 
     def switch_to(self, device: int | None, phase: str = "") -> None:
-        """Attribute the thread's time to `device` from now on, and mark `phase` as a stage on that device."""
+        """Attribute the thread's time to `device` from now on, and start a span of `phase` on that device."""
         if (device, phase) == (self._device, self._phase):
             return
         self._spans.stop(self._span)

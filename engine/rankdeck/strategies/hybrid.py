@@ -10,10 +10,10 @@ and backward reduce-scatters gradients along shard. Then, once per step, each ra
 along data. One sync serves all axes, because a wrapper around a stage crashes or silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
-Sent per rank and step: for each axis the bytes that its strategy alone would send, for the share of the model
-that the inner axes leave to it. Wins: models that do not fit with any single axis, with tensor inside a
-machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves each rank too
-little work. Read all other strategies before.
+Sent per rank and step: for each axis the bytes that the axis's strategy alone would send, for the share of
+the model that the inner axes leave to this axis. Wins: models that do not fit with any single axis, with
+tensor inside a machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves
+each rank too little work. Read all other strategies first.
 """
 
 from __future__ import annotations

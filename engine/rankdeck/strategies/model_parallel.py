@@ -7,8 +7,8 @@ Where: each device holds weights, gradients, optimizer state and activations of 
 at each cut the activations of the whole batch forward, and as many bytes of gradients back. Wins: a model
 that does not fit on one device, where pipelines are too much trouble; all results equal those of single, even
 with batch norms. Breaks: only one device works at a time while the others wait. Source: the classical cut of
-ResNet-50 after layer2, as in PyTorch's tutorial on model parallel training. Read single.py first,
-pipeline.py after.
+ResNet-50 after layer2, as in PyTorch's tutorial on model parallel training. Read single.py first, pipeline.py
+next.
 """
 
 from __future__ import annotations

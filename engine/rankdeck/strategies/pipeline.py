@@ -3,17 +3,18 @@
     rank 0   F0 F1 F2 F3       B0    B1    B2    B3          F, B: forward and backward of a microbatch
     rank 1      F0 F1 F2 F3 B0    B1    B2    B3             blank: the bubble, (p-1)/(m+p-1) of the step
 
-Where: each rank holds weights, gradients and optimizer state of its own stages, and the activations of the
-microbatches in flight: m of them with gpipe, p - s on stage s with 1f1b. Sent per rank and step, for each cut
-to another rank: m x a bytes of activations forward and m x a bytes of gradients back, for microbatches of a
-bytes at the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep
-for one device, on slow links. Breaks: few microbatches; uneven stages; batch norms, which normalize over a
-microbatch (running statistics are those of the whole batch, see ../parallel/pipelining/stages.py); batches
-padded to their longest sample, where each new length costs one extra forward of a microbatch.
+Where, for m microbatches on p stages: each rank holds weights, gradients and optimizer state of its own
+stages, and the activations of the microbatches in flight: all m with gpipe, p - s on stage s with 1f1b. Sent
+per rank and step, for each cut to another rank: m x a bytes of activations forward and m x a bytes of
+gradients back, for microbatches of a bytes at the cut; tied weights 2(k-1)/k of their bytes among the k ranks
+that hold them. Wins: models too deep for one device, on slow links. Breaks: few microbatches; uneven stages;
+batch norms, which normalize over a microbatch (running statistics are those of the whole batch, see
+../parallel/pipelining/stages.py); batches padded to their longest sample, where each new length costs one
+extra forward of a microbatch.
 
 The schedules are torch's (torch.distributed.pipelining). `schedule = "1f1b-by-hand"` implements 1f1b once
 more with plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py to learn what a
-schedule is, then schedules.py and communication.py there, and pipeline_async.py after.
+schedule is, then schedules.py and communication.py in the same folder, and pipeline_async.py last.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ class PipelineParallel(Strategy):
         return self.stages.tied_weight_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Run forward only, stage by stage; each stage runs all microbatches before the next one starts."""
+        """Run forward only, stage by stage; each stage runs all microbatches before the next stage starts."""
         self.use_sizes(batch)
         size, any_batch = self._microbatch_size, self.cut.accepts_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]

@@ -4,18 +4,18 @@
     rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           backward of k - (p-1-s), and updates its weights
 
 Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (with stash;
-two with 2bw) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes forward and a
-bytes back for each cut. Wins: no bubble at all. Breaks: a microbatch uses weights that are p-1-s updates old
-(2bw: one), which large learning rates do not tolerate; no operation, such as clipping, can use all gradients
-of an update, because they never exist at the same time.
+two with 2bw) and the activations of p - s microbatches. Sent per rank and microbatch, for each cut: the
+activations forward and as many bytes of gradients back. Wins: no bubble at all. Breaks: a microbatch uses
+weights that are p-1-s updates old (one update with 2bw), which large learning rates do not tolerate; no
+operation, such as clipping, can use all gradients of an update, because they never exist at the same time.
 
-    stash   every microbatch of global_batch is an update; its backward uses the weights of its forward
+    stash   an update takes one microbatch of global_batch samples; backward uses the weights of its forward
     2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
             the weights after u - 1 updates, so that two versions are enough
 
 An evaluation or a checkpoint drains the pipeline first, so that all stages are at the same update. Source:
 Harlap et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW).
-Read ../parallel/pipelining/versions.py and pipeline.py before.
+Read ../parallel/pipelining/versions.py and pipeline.py first.
 """
 
 from __future__ import annotations

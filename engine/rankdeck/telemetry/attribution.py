@@ -112,8 +112,8 @@ def _holds_gpu(pid: int) -> bool | None:
 
 MAX_COMMAND_LENGTH = 200
 _SHA1 = re.compile(r"\b[0-9a-f]{40}\b")
-"""Format of some services' API keys. Only command lines mask it: in a configuration, such a string would be a
-commit hash."""
+"""Format of some services' API keys. Strings of this format are masked only in command lines: in a
+configuration, they would be commit hashes."""
 
 
 def format_command(arguments: Sequence[str]) -> str:

@@ -241,11 +241,11 @@ class NoticeLine(SamplerLine, tag="notice"):
     `count`: for a frequent event, the number of times that it has happened since the last notice.
 
     `code`:
-    lost       a GPU no longer answers; `uuid`. It stays in the list of devices, with the time.
-    back       a lost GPU answers again; `uuid`.
-    xid        the driver reported an error of a GPU; `uuid`, `xid` its number.
+    lost       the GPU `uuid` no longer answers; it remains in the list of devices, with the time of the loss.
+    back       the lost GPU `uuid` answers again.
+    xid        the driver reported error number `xid` of the GPU `uuid`.
     changed    the list of devices has changed; a `devices` line follows.
-    slow       a call took so long that its metric is read less often; `uuid`.
+    slow       a call on the GPU `uuid` took so long that its metric is read less often.
     silent     no line has come from the sampler for a while: the values shown are old.
     restarted  the sampler ended (a crash of the driver's library) and a new one starts.
     no-driver  there is no NVIDIA driver; the stream ends.

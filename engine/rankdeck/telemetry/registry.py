@@ -144,8 +144,8 @@ class DeviceRegistry:
     def _replace_devices(self, line: DevicesLine) -> None:
         """Store the new list; devices that are missing from it are kept as lost.
 
-        MIG instances are dropped once their GPU is no longer split, and a GPU that never reported its UUID
-        once the list contains an entry with its index.
+        MIG instances are dropped when their GPU is no longer split. A GPU that never reported its UUID is
+        dropped when the list contains an entry with the GPU's index.
         """
         by_uuid = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}

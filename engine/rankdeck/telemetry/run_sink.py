@@ -74,8 +74,8 @@ class RunSink:
                 self._write_notice(line)
 
     def _write_device_changes(self, line: DevicesLine) -> None:
-        """Report devices of the run that are missing or skipped as lost; after a restart of the sampler,
-        report the run's other devices as back."""
+        """Report as lost those of the run's devices that are missing or skipped; after a restart of the
+        sampler, report the run's other devices as back."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in self.uuids:
             name = self._names[self._index[uuid]]

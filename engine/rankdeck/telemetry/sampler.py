@@ -149,7 +149,7 @@ class Sampler:
     def _restart_code(self, tick: int) -> int | None:
         """Return the exit code if a new process must take over, otherwise None.
 
-        A run's list of devices is fixed, but a device that did not answer before may do so now.
+        In a run, whose list of devices is fixed, a new process may find a device that did not answer before.
         """
         failing_s = time.monotonic() - (self._failing_since_s or time.monotonic())
         # A session from before the driver was loaded never answers again, so NVML is reopened in a new

@@ -1,9 +1,9 @@
 """Start a sampler, watch it, and restart it when it ends.
 
-If the driver's library crashes, only the sampler ends with it. The next sampler starts after a pause that
-doubles each time (1 s to 60 s), and skips the device that the last one was reading when it crashed, until the
-list of devices changes or a sampler finds no driver. A sampler whose call does not return is killed. Only two
-functions block: `wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
+If the driver's library crashes, only the sampler ends. The next sampler starts after a pause that doubles
+each time (1 s to 60 s), and skips the device that the crashed sampler was reading, until the list of devices
+changes or a sampler finds no driver. A sampler whose call does not return is killed. Only two functions
+block: `wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def without_compiler() -> Iterator[None]:
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Finder that keeps torch's functions from importing the compiler, until other code imports it; it never
-    finds a module itself."""
+    """Finder that keeps torch's functions from importing the compiler, until other code imports the compiler;
+    the finder itself never finds a module."""
 
     def __init__(self) -> None:
         self._original_codes: dict[FunctionType, CodeType] = {}
@@ -115,8 +115,8 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""Code with the effect that torch's function has outside a graph. It runs with the globals of torch's module,
-which include `torch`."""
+"""Code with the effect that torch's wrapper of an optimizer step has outside a graph. It runs with the
+globals of torch's module, which include `torch`."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
-"""Names that torch's function uses. A function that uses other names does something else, and is not
-replaced."""
+"""Names that torch's wrapper of an optimizer step uses. A wrapper that uses other names does other work, and
+is not replaced."""

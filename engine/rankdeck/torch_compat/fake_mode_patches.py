@@ -1,12 +1,12 @@
 """Patches of torch for strategies that build and train on fake tensors.
 
-    module apply        Module.to and .double swap tensors, which fake tensors refuse: new tensors are stored
-    init                torch.nn.init would fill tensors without memory: skipped
-    device mesh         DeviceMesh looks up this rank's coordinate in a tensor: computed on real tensors
+    module apply        Module.to and .double store new tensors, because fake tensors cannot be swapped
+    init                functions of torch.nn.init do nothing, because there is no memory to fill
+    device mesh         DeviceMesh computes this rank's coordinate on real tensors, not on fake ones
     object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same objects
     empty chunks        ranks that get no part of a weight share one tensor without elements
     isend               in a rehearsal, as with gloo, the handle of a send keeps its tensor
-    deepcopy            would read memory and copy the fake mode too: now copies shapes only
+    deepcopy            a copy has the same shape and fake mode; no memory is read
     file readers        tensors that safetensors or numpy read become fake tensors of the same shape
 
 If torch has moved a function, it stays unpatched; the resulting failure is reported as one line of a plan.

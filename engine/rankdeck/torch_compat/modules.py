@@ -158,8 +158,8 @@ def shallow_copy(module: nn.Module) -> Any:
 
 
 def record_weight(replica: Any, name: str, weight: Tensor) -> None:
-    """Record the name under which a shallow copy holds a weight, because some of torch's modules look weights
-    up by it."""
+    """Record the name under which a shallow copy holds a weight: some of torch's modules look up weights by
+    name."""
     replica._former_parameters[name] = weight
 
 

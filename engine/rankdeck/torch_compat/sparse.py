@@ -1,10 +1,11 @@
 """Sparse fake tensors: the number of elements of a result, which torch cannot derive from shapes alone.
 
-    made of indices and values                      as many as the given values
-    a copy, a product with a number, a mask         as many as its source has
-    a copy into another tensor                      as many as the copied tensor has
-    a sum of two tensors                            those of both, as CPUs and GPUs concatenate them
-    coalesced                                       at most as many as before: equal indices are not known
+    result                                          number of elements
+    made of indices and values                      that of the given values
+    a copy, a product with a number, a mask         that of the source
+    a copy into another tensor                      that of the copied tensor
+    a sum of two tensors                            the sum of both, because CPUs and GPUs concatenate them
+    coalesced                                       at most that before: which indices are equal is unknown
 
 Elements of gradients of `Embedding(sparse=True)` are therefore counted from their indices and values. Read
 fake_tensors.py first.

@@ -62,7 +62,7 @@ def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
 
 
 def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
-    """Return, by name, the metadata of those of a module's weights that have metadata."""
+    """Return the metadata of a module's weights by name; weights without metadata are left out."""
     by_name = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
     return {name: marks for name, marks in by_name.items() if marks}
 

@@ -170,7 +170,7 @@ class Trainer:
     def warm_up(self) -> None:
         """Run forward and backward of one step without updating weights.
 
-        The restore that follows resets everything that this changes (buffers, random states).
+        The restore that follows resets everything that the step changes (buffers, random states).
         """
         loader = self.loader()
         try:

@@ -1,10 +1,10 @@
 """Select the steps that are tracked in detail, and report memory, phases of devices, bytes sent, and how busy
 threads are.
 
-Memory comes from the ledger or from a GPU's allocator. For most steps this costs nothing: the ledger tracks,
-and spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch
-with shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity is
-compared with the tracked memory. Read loop.py first.
+Memory comes from the ledger or from a GPU's allocator. Most steps are not sampled and cost nothing extra. The
+ledger and the spans record only sampled steps, each within a budget of the run's time (sampling_budget.py). A
+batch with shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity
+is compared with the tracked memory. Read loop.py first.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class StepMonitor:
     def on_batch(self, batch: Batch) -> None:
         """Handle the step's next batch; start tracking if no tracked batch covers its shapes.
 
-        The step's earlier microsteps that ran untracked have shapes that tracked batches cover.
+        Microsteps of the step that ran untracked before it have shapes that tracked batches cover.
         """
         if not self._strategy.ledger.can_track:
             return

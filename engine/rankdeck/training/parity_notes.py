@@ -1,9 +1,9 @@
-"""Report why a run's final weights will differ from those of one device, before its first step and in plans.
+"""Report, before a run's first step and in plans, why the final weights will differ from one device's.
 
 Each device and each microstep processes only a part of what one device processes at once. Sums of losses and
-gradients do not depend on this. Operations across samples do (a batch norm's statistics, the balancing of a
-router inside a loss), and so do random numbers. A run on one device also splits the batch into microsteps
-(train.accumulate). Read assembly.py first.
+gradients do not depend on this split. Operations across samples do (a batch norm's statistics, the balancing
+of a router inside a loss), and so do random numbers. A run on one device also splits the batch into
+microsteps (train.accumulate). Read assembly.py first.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _to_floats(column: Any) -> Any:
 class StepReporter:
     """Reporter that collects steps and writes them as columns.
 
-    `add` and `flush` return (step, loss) of the first step that they write with a loss that is not finite;
+    `add` and `flush` write steps and return (step, loss) of the first written step whose loss is not finite;
     None if there is no such step.
     """
 

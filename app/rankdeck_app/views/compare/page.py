@@ -229,7 +229,7 @@ class ComparePage(Page):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Lay out the charts beside the table if the page is wide enough for both, otherwise below it."""
+        """Lay out the charts beside the table if the page is wide enough for both, else below the table."""
         half = (self.width() - 16 - _RIGHT - _GAP) // 2
         is_wide = half >= max(_MIN_CHARTS_WIDTH, self.metric_table.data.preferred_width + 20)
         direction = QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom

@@ -1,7 +1,6 @@
 """The bar below the dashboard: a slider over the run's time, a play button, and a button that returns to now.
 
-Its text shows the requested time and, until the run's state at that time has been read, the time shown in the
-views.
+Beside the slider is the requested time, marked "reading…" until the run's state at that time has been read.
 """
 
 from __future__ import annotations

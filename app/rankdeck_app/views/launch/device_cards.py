@@ -33,8 +33,8 @@ READINGS_SEPARATOR = "  "
 
 @dataclass(frozen=True)
 class DeviceCardData:
-    """Data of a card. `share` is the fraction of the device's capacity in use, or its peak relative to the
-    largest peak; None if unknown.
+    """Data of a card. `share` is the fraction of the device's capacity in use, or the device's peak memory as
+    a fraction of the largest peak; None if unknown.
 
     `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
     `lost_text` (the time of the loss) or `used_by` (other processes on the GPU) replaces `readings`.

@@ -42,8 +42,8 @@ RANKS = StepperTexts(
 
 
 class Stepper(QWidget):
-    """A number between a minus and a plus button; the arrow keys change it too. `changed` carries the new
-    number."""
+    """A number field between a minus and a plus button; the arrow keys work like the buttons. `changed`
+    carries the new number."""
 
     changed = Signal(int)
 

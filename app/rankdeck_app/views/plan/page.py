@@ -52,11 +52,11 @@ _VERIFY_TOOLTIP = tr_noop(
 
 
 class PlanPage(Page):
-    """The plan page. There is only one, because there is one draft.
+    """The only plan page, because there is only one draft.
 
-    `trust_requested` is emitted if planning must run the draft's code, `race_requested` to race the
-    strategies that fit on the draft's devices. `race_opened` carries a race's folder, `winner_used` the entry
-    that won the race.
+    `trust_requested` is emitted if planning must run the draft's code, `race_requested` if the user wants to
+    race the strategies that fit on the draft's devices. `race_opened` carries a race's folder, `winner_used`
+    the entry that won the race.
     """
 
     breadcrumb_command = "config.show"

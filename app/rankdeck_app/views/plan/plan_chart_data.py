@@ -125,7 +125,7 @@ class Scale:
 
 
 def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
-    """Return the scale. Bars that extend far beyond the capacity are cut off, so that the others are not
+    """Return the scale. Bars that extend far beyond the capacity are cut off, so that the other bars are not
     compressed."""
     devices = [device for line in lines for device in line.devices]
     largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
@@ -279,8 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return (note, whether one device stands out). The note is the ratio of that device's memory to the
-    others', "each" if all devices are equal, or else the fullest device's name."""
+    """Return (note, whether one device stands out). If one does, the note is the ratio of its memory to the
+    others'; if all devices are equal, "each"; otherwise the name of the fullest device."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]

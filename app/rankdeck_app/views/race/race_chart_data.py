@@ -29,8 +29,8 @@ LOSS_VERDICTS = {
 
 @dataclass(frozen=True)
 class RaceRow:
-    """A table row: one entry. Times are in seconds; `progress` is the fraction of its steps that a running
-    entry has completed.
+    """A table row: one entry. Times are in seconds; `progress` is the fraction of a running entry's steps
+    that are complete.
 
     Eight of ten steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
     `status` is a text shown in place of the bars if no bars can be drawn.

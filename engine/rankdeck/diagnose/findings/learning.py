@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
 
 MIN_STEPS = 300
-"""Minimum number of steps; with fewer, the loss may not have fallen yet even if the run learns."""
+"""Minimum number of steps to judge a loss, which may not fall earlier even if the run learns."""
 MIN_LOSSES = 100
-"""Minimum number of recorded losses; a script's losses are not recorded in every step."""
+"""Minimum number of recorded losses to judge them; a script's losses are not recorded in every step."""
 MAX_ERROR_SHARE = 0.01
 """Maximum combined standard error of the two compared mean losses, as a share of the earlier mean; more noise
 could hide a slow decrease."""
 NEAR_ZERO = 0.01
 """A loss that started below this has no room to fall."""
 WARM_UP_RATIO = 1.5
-"""Minimum ratio of the newest learning rate to the rate halfway through the attempt's steps that indicates a
-warm-up; the ratio is 2 in a linear warm-up."""
+"""Minimum ratio, during a warm-up, of the newest learning rate to the rate halfway through the attempt's
+steps; the ratio is 2 in a linear warm-up."""
 EXPLODED_RATIO = 3.0
 """Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
 """Minimum share of its earlier decrease that a loss must have undone to count as exploded; near zero, a large
 multiple of the minimum alone means nothing."""
 ZERO_NORMS = 20
-"""Minimum number of sampled steps without any gradient; a single step has none if all its samples are
-padding."""
+"""Minimum number of sampled steps without any gradient for a problem to be reported; a single step has no
+gradient if all its samples are padding."""
 MAX_SKIPPED_SHARE, MIN_SKIPPED = 0.05, 20
 """Minimum share and number of skipped steps for a problem to be reported; a healthy gradient scaler skips the
 first few steps, and later about one in two thousand."""
 ZERO_RATES, ZERO_RATES_SHARE = 50, 0.1
-"""Minimum number and share of steps with a rate of zero. A schedule can start and end at zero, but for less
-than a tenth of a run."""
+"""Minimum number and share of steps with a rate of zero for a problem to be reported. A schedule can start
+and end at zero, but for less than a tenth of a run."""
 _NUM_BINS, _MIN_BINS = 64, 16
 _MAX_RATES = 512
 

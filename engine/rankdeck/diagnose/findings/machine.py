@@ -198,7 +198,7 @@ _ADVICE = {
         "device. With DDP all devices hold the same amount."
     ),
     "model": tr_noop(
-        "The layers are split unevenly: set strategy.balance to balance what takes the most memory "
+        "The layers are split unevenly: set strategy.balance to the kind that takes the most memory "
         "(parameters or activations)."
     ),
     "pipeline": tr_noop(

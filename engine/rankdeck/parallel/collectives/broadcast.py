@@ -1,7 +1,7 @@
 """Broadcasts from rank 0: initial weights, buffers, and results of inspecting a model.
 
 Each rank computes batch norm's running statistics from its own slice of the batch. As in
-DistributedDataParallel, all replicas continue with rank 0's statistics, which are also the saved ones.
+DistributedDataParallel, all replicas continue with rank 0's statistics, and only these are saved.
 """
 
 from __future__ import annotations

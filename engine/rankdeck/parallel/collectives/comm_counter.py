@@ -1,13 +1,16 @@
 """Count the bytes that collectives inside forward and backward send.
 
-Split layers send through torch's functional collectives, which no strategy calls itself. This mode sees each
-of these collectives with its tensor and counts the bytes that a bandwidth-optimal ring sends for it:
+Split layers send through torch's functional collectives, which no strategy calls itself. `CollectiveCounter`
+sees each of these collectives with its tensor and counts the bytes that a bandwidth-optimal ring sends for
+it:
 
-    all-reduce of G bytes 2(n-1)/n x G,  all-gather of n parts of G bytes (n-1) x G,
-    reduce-scatter of G bytes (n-1)/n x G,  all-to-all of G bytes (n-1)/n x G
+    all-reduce of G bytes             2(n-1)/n x G
+    all-gather of n parts of G bytes  (n-1) x G
+    reduce-scatter of G bytes         (n-1)/n x G
+    all-to-all of G bytes             (n-1)/n x G
 
-It slows every operation a little, so enter it for one step only. Source: torch's own CommDebugMode counts
-calls, not bytes. Read ../../strategies/tensor_parallel.py next.
+The counter slows every operation a little, so enter it for one step only. Source: torch's own CommDebugMode,
+which counts calls, not bytes. Read ../../strategies/tensor_parallel.py next.
 """
 
 from __future__ import annotations

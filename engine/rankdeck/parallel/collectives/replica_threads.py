@@ -71,7 +71,7 @@ class ReplicaThreads:
         self.devices = devices
         self.spans = spans or SpanRecorder()
         self.lead_phase: PhaseSpan | None = None
-        """Device 0's phase for the loss's own backward, before the thread of device 0 starts a backward."""
+        """Device 0's phase between `start_lead_phase` and `end_lead_phase`, else None."""
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has used so far, excluding torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
@@ -122,10 +122,11 @@ class ReplicaThreads:
         return results
 
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
-        """Run the replicas' forwards concurrently, or in turn if they draw random numbers in this mode.
+        """Run the replicas' forwards concurrently, or in turn if they draw random numbers in this mode
+        (training or evaluation).
 
-        Returns their results, and whether their backwards have to take turns as well: in backward, activation
-        checkpointing draws the numbers again.
+        Returns the forwards' results, and whether the backwards have to take turns as well: in backward,
+        activation checkpointing draws the numbers again.
         """
         self._has_drawn = False
         in_turn = self.devices.ledger.is_tracking
@@ -212,7 +213,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Check whether two random states have equal bytes; torch would compute no values while planning."""
+    """Check whether random states have equal bytes, without torch, which computes no values in planning."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

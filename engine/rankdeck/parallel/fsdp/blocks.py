@@ -100,9 +100,9 @@ class Sharding:
         """Return the bytes that one rank sends for weights and gradients in a step of `num_microsteps`
         microsteps.
 
-        Gathering P bytes costs (n-1)/n x P, twice per microstep for a block that is freed after its forward.
-        Gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with gloo, which all-reduces
-        all gradients and drops the other ranks' slices.
+        Gathering P bytes of weights costs (n-1)/n x P, twice per microstep for a block that is freed after
+        its forward. G bytes of gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with
+        gloo, which all-reduces all gradients and drops the other ranks' slices.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0

@@ -1,14 +1,14 @@
-"""A model that no device has to hold as a whole: rank 0 builds it on the host, the others build only its
+"""A model that no device has to hold as a whole: rank 0 builds it on the host, all other ranks build only its
 shapes.
 
-    rank 0   model_fn()               real weights, from the seed, in host memory
-    others   model_fn() on "meta"     shapes without bytes
-    then, block by block: memory on the device, rank 0's values to all, and the block may be cut
+    rank 0        model_fn()              real weights, from the seed, in host memory
+    other ranks   model_fn() on "meta"    shapes without bytes
+    all ranks     block by block          memory on the device, rank 0's values, and the block may be cut
 
 Every rank starts from exactly the weights that a single device has, and only rank 0's host ever holds more
 than one block in addition to its slices: a filled tensor is released as soon as the last module that uses it
 has received it. A user's factory that cannot run on "meta" (it reads a checkpoint, or reads a tensor's value)
-runs for real on every rank; rank 0's weights still win. Read blocks.py next.
+runs for real on every rank; rank 0's weights still replace those of all other ranks. Read blocks.py next.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 def _has_hidden_meta_tensors(model: nn.Module) -> bool:
     """Check whether a module or weight holds a meta tensor that is neither parameter nor buffer.
 
-    Nothing would fill such a tensor. A gradient hook may hide a meta tensor, so any hook gives true.
+    Nothing would fill such a tensor. A gradient hook may hide a meta tensor, so the result is true if there
+    is any hook.
     """
     marks = metadata_by_name(model).values()
     attribute_dicts = [vars(module) for module in model.modules()] + [

@@ -3,7 +3,7 @@
 A stage is called as `stage(received, inputs)`. `received` is the previous stage's output, a tuple of tensors;
 it is None for the first stage, which reads the model's own `inputs` instead. A stage returns the next stage's
 `received`, and the last stage returns the model's own output. Every stage gets `inputs`, because later stages
-of some models need more of them (attention masks, labels). Stages share their weights with the model that was
+of some models read them as well (attention masks, labels). Stages share their weights with the model that was
 cut: the same Parameter objects, so the model's own weight names stay valid.
 
 Read cutting.py next: where the units of a model come from.
@@ -39,8 +39,7 @@ class Chain(ABC):
         """By buffer id, the first unit whose forward leaves the same value in the buffer as the model's
         forward."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
-        """Callback for each placeholder that replaces a tensor missing from a stage; it also gets that
-        tensor's name."""
+        """Callback that gets each placeholder of a stage, and the name of the tensor that it replaces."""
 
     def __len__(self) -> int:
         return len(self.names)

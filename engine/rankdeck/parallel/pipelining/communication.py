@@ -55,9 +55,9 @@ class StageCommunication:
         """Return the names of weights that this rank and other ranks hold, each with the group of these
         ranks.
 
-        All ranks of the run create all groups in the same order. If only its members created a group, its
-        name would depend on how many groups each member had created before, and members with different counts
-        would wait for each other forever.
+        All ranks of the run create all groups in the same order. If a group were created by its members only,
+        its name would depend on how many groups each member had created before, and members with different
+        counts would wait for each other forever.
         """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         # The ranks of this pipeline, by their numbers in the run.
@@ -167,7 +167,7 @@ class StageCommunication:
                 work.wait()
 
     def _receive_shapes(self, boundary: Boundary, rank: int) -> Boundary:
-        """Receive the sizes of a boundary's tensors from `rank`: unlike numbers of dims, sizes vary."""
+        """Receive the sizes of a boundary's tensors from `rank`; their numbers of dims are known."""
         sizes = _boundary_sizes(boundary, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())

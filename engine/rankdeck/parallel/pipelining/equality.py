@@ -1,12 +1,12 @@
 """Check that a chain's units compute the same as the model: forward and backward, training and evaluation.
 
-small models    two training steps and an evaluation on two samples must give the same outputs, gradients of
-                all weights, and buffers. Weights are moved off their initial values first, so that a gate
-                that is zero at the start is open. Units are connected like pipeline stages: a tensor that
-                crosses is an autograd leaf on the other side, and each unit has buffers of its own.
-others, plans   on shapes only: results must come from the same weights by the same operations
-all             no result may be computed from a placeholder (probing.py), and the tensors at cuts must be
-                the same in evaluation
+small models   two training steps and an evaluation on two samples must give the same outputs, gradients
+               of all weights, and buffers. Weights are moved off their initial values first, so that a
+               gate that is zero at the start is open. Units are connected like pipeline stages: a tensor
+               that crosses is an autograd leaf on the other side, and each unit has its own buffers.
+large models   on shapes only, as in plans: results must come from the same weights by the same operations
+all models     no result may be computed from a placeholder (probing.py), and the tensors at cuts must be
+               the same in training and in evaluation
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ USES_AUTOGRAD_GRAD = phrase(
     "it calls autograd.grad, as a gradient penalty does, but no stage has the whole graph"
 )
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Tolerances relative to a tensor's largest value: only the order of sums may differ."""
+"""Tolerances relative to a tensor's largest value: only the order of summation may differ."""
 
 
 @dataclass

@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make calls of the modules `idle` raise an error: they did not run in the observed forward, so the
-        stage lacks their weights."""
+        """Make calls of the modules `idle` raise an error: these modules did not run in the observed forward,
+        so the stage lacks their weights."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):

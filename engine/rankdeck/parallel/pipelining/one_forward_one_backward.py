@@ -1,17 +1,19 @@
 """1F1B by hand: the most widely used schedule, with plain sends and receives.
 
-    rank 0 of 3   F0 F1 F2          B0 F3 B1 F4 B2    B3    B4       p - 1 - s forwards ahead, then one
-    rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4          forward and one backward in turn,
-    rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4                then the remaining backwards
+    rank 0 of 3   F0 F1 F2          B0 F3 B1 F4 B2    B3    B4
+    rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4
+    rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
-A microbatch's activations live from its forward to its backward, so stage s of p holds those of p - s
+Stage s of p runs p - 1 - s forwards ahead, then one forward and one backward in turn, then the remaining
+backwards. A microbatch's activations live from its forward to its backward, so stage s holds those of p - s
 microbatches, while a schedule that runs all forwards first (gpipe) would hold those of all m. In the
 alternating phase, a rank has something to send to a neighbour whenever it waits for something from the same
 neighbour: both go into one exchange, because two ranks that each send first and receive afterwards may wait
 for each other forever.
 
-It computes the same as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient Large-Scale
-Language Model Training on GPU Clusters, 2021. Read schedules.py first, ../../strategies/pipeline.py next.
+This schedule computes the same as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient
+Large-Scale Language Model Training on GPU Clusters, 2021. Read schedules.py first,
+../../strategies/pipeline.py next.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Maximum product of weights and input elements for a cheap forward, which takes some milliseconds on a CPU;
+"""Maximum number of weights times input elements for a cheap forward, which takes some milliseconds on a CPU;
 a shape computation takes most of a second."""
 
 
@@ -234,7 +234,7 @@ def _to_fake(leaf: Any, fake: FakeTensorMode) -> Any:
 
 
 class TaintMode(DispatchMode):
-    """Mode in which operations pass the marks of their arguments on to their results.
+    """Mode in which operations pass the marks (names) of their arguments on to their results.
 
     Marked storages stay alive as long as this object.
     """

@@ -96,7 +96,7 @@ class StageRunner(nn.Module):
     def start(
         self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
     ) -> None:
-        """Start a new batch, cut into microbatches. In each, the first `valid` samples count (None: all)."""
+        """Start a batch of microbatches; in microbatch i, the first `valid[i]` samples count (None: all)."""
         self._inputs, self._targets, self._valid_counts, self._scale = inputs, targets, valid, scale
         self.sums = []
 

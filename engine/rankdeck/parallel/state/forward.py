@@ -1,12 +1,12 @@
-"""State that is changed by forward passes, if a batch is split: into microbatches, dp's replicas or ranks.
+"""State that is changed by forward passes, if a batch is split into microbatches or across replicas or ranks.
 
     before a batch    every chunk starts from the same state
-    after it          equal results count once; floating-point results are averaged, weighted by samples;
+    after a batch     equal results count once; floating-point results are averaged, weighted by samples;
                       counts of samples are added up; of other results, the first chunk's is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
-on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only that
-state, and a model without such state pays nothing. Batch norms need more than averages:
+on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; in all other batches only that
+state is handled, and a model without such state pays nothing. Batch norms need more than averages:
 ../pipelining/stages.py.
 
 Two kinds of modules depend on the order of samples: those that count and store samples (a memory bank with

@@ -1,7 +1,7 @@
 """Apply a plan: weights become this rank's slices, and hooks add the communication.
 
-    column   full input on every rank, weight cut by outputs; backward sums the input's gradient
-    row      input is the slice that the columns output, weight cut by inputs; forward sums the outputs
+    column-wise   full input on every rank, weight cut by outputs; backward sums the input's gradient
+    row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
 Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
 With sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum
@@ -124,7 +124,7 @@ class LayerSplit:
         )
 
     def _parallel_style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
-        """Return torch's style for cutting one layer and for its input and output."""
+        """Return torch's style that cuts one layer's weights and sets the layouts of its input and output."""
         stream = Shard(SEQUENCE_DIM) if self._is_sequence_parallel(layer.name) else Replicate()
         if isinstance(module, nn.Embedding):
             if layer.kind == "column" and not layer.gathers_output:
@@ -144,7 +144,7 @@ class LayerSplit:
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _replicated_weights(self, block: str) -> list[str]:
-        """Return names of a block's weights that the plan does not split (norms), whether sharded or not."""
+        """Return names of a block's weights that the plan does not split (norms), even if FSDP cuts them."""
         # The plan decides and not the tensor's type: once weights are sharded too, norms are DTensors like
         # all others.
         split = {layer.name for layer in self._plan.layers}
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the name of a layer in an unsplit attention, or else the name of a missing numbered block."""
+    """Return the last layer of an unsplit attention; if all are split, a block missing from the numbering."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))

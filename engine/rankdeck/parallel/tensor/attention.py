@@ -120,7 +120,7 @@ def _join_names(parent: str, child: str) -> str:
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
     """Return the first layer after the columns whose input width is that of all heads together and whose
-    output width is the block's."""
+    output width is that of the block."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0

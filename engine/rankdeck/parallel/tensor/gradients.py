@@ -1,9 +1,10 @@
 """Sharded gradients and weights: partial sums are added up, the norm is computed as that of one vector, and
 full tensors are gathered.
 
-The norm of all gradients counts every number once, on whichever ranks it is: each rank adds up the squares of
-its numbers, each divided by the number of ranks that hold it, and the sum across all ranks is the square of
-the norm. This is correct for any mix of full tensors and DTensors, on any mesh. Read apply.py first.
+The norm of all gradients counts every number once, however many ranks hold it: each rank adds up the squares
+of its numbers, each square divided by the number of ranks that hold that number, and the sum across all ranks
+is the square of the norm. This is correct for any mix of full tensors and DTensors, on any mesh. Read
+apply.py first.
 """
 
 from __future__ import annotations

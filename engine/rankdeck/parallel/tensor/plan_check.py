@@ -39,8 +39,7 @@ from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImp
 from rankdeck.torch_compat.dispatch import without_modes
 
 _MAX_WORK = 30_000_000
-"""Maximum product of weights and tokens for a trial on values: a tenth of a second on a CPU.
-"""
+"""Maximum number of weights times tokens for a trial on values, which takes 0.1 s on a CPU."""
 _MAX_BLOCK_WORK = 250_000_000
 _NUM_TOKENS = 4
 """Number of tokens when a block is tried alone."""
@@ -376,7 +375,7 @@ def _count_layer_types(model: nn.Module) -> Counter[str]:
 
 
 def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, str] | None:
-    """Return a column and a row whose slices compute the same as the full layers."""
+    """Return a column-wise and a row-wise layer whose slices compute the same as the full layers."""
     try:
         trial = make_trial(model, num_ranks, inputs)
     except TrialImpossibleError:

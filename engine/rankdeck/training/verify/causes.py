@@ -1,11 +1,11 @@
 """Find why two steps under a strategy differ from one device's, by computing on one device with the
 strategy's splits.
 
-    forwards over the strategy's slices, from the batch's first state    differ: the model mixes samples
-    losses over these slices                                             differ: the loss does not add up
-    slices in sequence, each from the state after the previous slice     equal to the strategy: state
-    none of these                                                        the strategy itself: the first
-                                                                         difference within a step shows where
+    forwards over the slices, from the batch's first state    differ from one forward: the model mixes samples
+    losses over these slices                                  differ from one loss: the loss does not add up
+    slices in sequence, each from the previous slice's state  equal the strategy's results: the cause is state
+    none of these results                                     the cause is in the strategy itself: the first
+                                                              difference within a step shows where
 
 If time runs out, the cause is unknown. Read check.py next.
 """

@@ -269,7 +269,8 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _FrozenBatchNorm(BatchNorm):
-    """Batch norm that stays in eval mode; a norm without statistics uses the initial ones of a new norm."""
+    """Batch norm that stays in eval mode; a norm without statistics uses the initial statistics of a new
+    norm."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
