@@ -109,7 +109,9 @@ class Fixes(QObject):
         row, of = partial(Command, menu="Run/3_this"), self._tabs.on_active
         return [
             row("run.cure", phrase("Run: Apply This Run's Fix"), self._apply_active, when="activeRunCure"),
-            row("run.why", phrase("Run: Why Out of Memory"), of(self.explain), when="activeRunOutOfMemory"),
+            row(
+                "run.why", phrase("Run: Explain Out of Memory"), of(self.explain), when="activeRunOutOfMemory"
+            ),
         ]
 
     def _apply_active(self) -> None:
@@ -167,7 +169,7 @@ class Fixes(QObject):
         if run is None:
             return
         if is_memory_problem(problem):
-            yield tr("Why Out of Memory"), partial(self.explain, run)
+            yield tr("Explain Out of Memory"), partial(self.explain, run)
         if problem.path == "strategy.sync_batchnorm" and not problem.cure:
             yield tr("Sync Batch Norms"), partial(self._alerts.sync_batch_norms, run)
         if problem.code != IMBALANCE_CODE:

@@ -238,7 +238,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def question(self) -> str:
-        """Everything that the answers depend on, as a string."""
+        """Everything in the draft that the planner's answers depend on, as a string."""
         tables = relevant_tables(self._draft.tables)
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
 

@@ -58,7 +58,7 @@ class OutOfMemoryPage(Page):
         memory_why: OutOfMemoryAnalysis,
         acts: PageActions,
     ) -> None:
-        super().__init__(wanted_id, title=tr("Why Out of Memory"), icon="lightbulb")
+        super().__init__(wanted_id, title=tr("Out of Memory"), icon="lightbulb")
         self.analysis, self._actions, self._theme = memory_why, acts, theme
         self.headline_label = text_label(tr("Reading the run's events…"), "title", selectable=True)
         self.cause_label = text_label(selectable=True)
@@ -93,7 +93,7 @@ class OutOfMemoryPage(Page):
         self.refresh()
 
     def breadcrumbs(self) -> list[str]:
-        return [tr("runs"), self.analysis.run.title, tr("Why out of memory")]
+        return [tr("runs"), self.analysis.run.title, tr("Out of memory")]
 
     def tooltip(self) -> str:
         return str(self.analysis.run.run_dir.path)

@@ -249,7 +249,9 @@ class Raced:
                 "{race}: {told}.", race=self.name, told=join_phrases(reasons, tr_noop("{before}; {one}"))
             )
         else:
-            message = phrase("{race}: the race was {outcome}.", race=self.name, outcome=race.outcome)
+            message = phrase(
+                '{race}: the race ended with outcome "{outcome}".', race=self.name, outcome=race.outcome
+            )
         raise TrainingError(message, problems=problems)
 
     def __repr__(self) -> str:

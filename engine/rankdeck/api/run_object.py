@@ -136,7 +136,7 @@ class Run:
             first = (
                 problems[0].message
                 if problems
-                else phrase("The run's outcome is {outcome}.", outcome=self.outcome)
+                else phrase('The run ended with outcome "{outcome}".', outcome=self.outcome)
             )
             raise TrainingError(phrase("{run}: {first}", run=self.name, first=first), problems=problems)
         return self

@@ -84,8 +84,8 @@ class PlanLedger(Ledger):
         super().adopt(tensors, device, kind)
 
     def on_model_built(self) -> None:
-        """Restart the logs from the live storages: temporary tensors of the model's construction never reach
-        a GPU."""
+        """Restart the logs with the live storages only: tensors that existed temporarily while the model was
+        built never reach a GPU."""
         if self._like_cuda:
             self.logs = [
                 [

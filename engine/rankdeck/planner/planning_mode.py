@@ -1,9 +1,9 @@
-"""Set up torch so that strategies build and train on fake tensors as in a run.
+"""Set up torch so that strategies can build and train a model on fake tensors as they do on real ones.
 
 Changes to torch are in torch_compat/fake_mode_patches.py and ddp.py. `PlanBackend` supplies what strategies
-request: real meshes, PlannedDdp as the wrapper for ddp, fake tensors instead of a model on "meta", and
-Hugging Face's masks as in a run. If DDP cannot be traced, the plan for ddp is the plan for single plus a set
-of buckets (see rank_plan.py). Read fake_pass.py first.
+request: real meshes, PlannedDdp as the wrapper for ddp, fake tensors instead of a model on "meta", and the
+attention masks that Hugging Face models use in a run. If DDP cannot be traced, the plan for ddp is the plan
+for single plus a set of buckets (see rank_plan.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations

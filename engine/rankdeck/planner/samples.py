@@ -161,7 +161,7 @@ class Samples(msgspec.Struct, frozen=True):
                 yield shape[1:]
 
     def _max_sample_sizes(self) -> list[int]:
-        """Return the largest possible value of each size of a sample."""
+        """Return the largest possible size of each dim of a sample."""
         largest = [max(sizes) for sizes in self.sizes]
         if self.longest is None:
             return largest

@@ -83,7 +83,7 @@ class RunHistory:
         return position.state.copy()
 
     def _restore_nearest(self, time: float) -> None:
-        """Move to the latest position, current or saved, at which no event after `time` was applied."""
+        """Move to the latest current or saved position that includes no event later than `time`."""
         usable = [
             position for position in (self._position, *self._snapshots) if position.last_event_time <= time
         ]

@@ -173,7 +173,7 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Step the chosen weights; return them, and the total distance that each of their elements moved.
+    """Take optimizer steps on the chosen weights; return them and how far each of their elements moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """

@@ -71,7 +71,7 @@ def open_page_from_problem(qtbot: QtBot, app: App, path: Path) -> OutOfMemoryPag
         lambda: bool(view.rows) and "Resume with train.accumulate = 2" in view.rows[0].labels,
         timeout=WAIT_MS,
     )
-    (button,) = [button for button in view.rows[0].buttons if button.text() == "Why Out of Memory"]
+    (button,) = [button for button in view.rows[0].buttons if button.text() == "Explain Out of Memory"]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     page = app.window.editor.active_page()
     assert isinstance(page, OutOfMemoryPage)

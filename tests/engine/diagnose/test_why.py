@@ -65,7 +65,14 @@ def test_why_explains_memory_allocation_and_fixes(tmp_path: Path) -> None:
     page = tmp_path / "why.html"
     rankdeck_in_process("report", run.path, "--html", page, exit_code=0)
     document = ParsedPage(page.read_text())
-    for text in ("Why out of memory", "2 (Hungry)", "2.inner", "FSDP", "2.0 MiB less than now", "<b>&"):
+    for text in (
+        "Why the run ran out of memory",
+        "2 (Hungry)",
+        "2.inner",
+        "FSDP",
+        "2.0 MiB less than now",
+        "<b>&",
+    ):
         assert text in document.text, text
     tags = {tag for tag, _ in document.elements}
     assert not tags & {"script", "img", "link"} and str(Path.home()) not in page.read_text()
@@ -80,7 +87,7 @@ def test_why_says_nothing_of_memory_in_a_healthy_run(tmp_path: Path) -> None:
     assert rankdeck_in_process("why", fine.path, exit_code=0).out.startswith("No problems were found")
     page = tmp_path / "fine.html"
     rankdeck_in_process("report", fine.path, "--html", page, exit_code=0)
-    assert "Why out of memory" not in page.read_text()
+    assert "Why the run ran out of memory" not in page.read_text()
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ class RunPage(Page):
         actions = [*(resume if self.run.is_resumable else []), again, compare]
         # A banner has room for three buttons beside its text.
         if any(map(is_memory_problem, self.run.problems)):
-            return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions][:3]
+            return [PageAction("lightbulb", tr("Explain Out of Memory"), "run.why"), *actions][:3]
         if changes := self.run.fix_changes:
             use = tr("Use {fix}", fix=translate(changes_label(changes)))
             return [PageAction("lightbulb", use, "run.cure"), *actions][:3]

@@ -2,8 +2,8 @@
 
 The trial is built like the run (assembly.py) and takes its steps like the run (step.py). Gradients are copied
 just before the optimizer uses them. The strategy's own `weights` gathers the copies later: for that, each
-weight temporarily holds its gradient, or NaN if it has none. Gathering takes long with sharded weights, so
-the decisive tensors are gathered first, the others only if a difference is found. Read compare.py next.
+weight temporarily holds its gradient, or NaN if it has none. Gathering sharded weights takes a long time, so
+the decisive tensors are gathered first, and the others only if a difference is found. Read compare.py next.
 """
 
 from __future__ import annotations
