@@ -1,10 +1,10 @@
 """Runs work in background threads, so that a slow disk never blocks the window.
 
-A thread runs its jobs in order; results are delivered on the window's thread. A job can replace a waiting job
-with the same key: for example, a later write of the same file, or a later query that makes the earlier one
-obsolete. The window uses one thread for all its files, so that a read sees all earlier writes. Slow work,
-such as a report, has its own thread. The threads that read a run's events live as long as the run is open
-(state/run_tail.py, state/runs.py).
+A thread runs its jobs in the order of submission; results are delivered on the window's thread. A job can
+replace a waiting job with the same key: for example, a later write of the same file, or a later query that
+makes the earlier one obsolete. The window uses one thread for all its files, so that a read sees all earlier
+writes. Slow work, such as a report, has its own thread. The threads that read a run's events live as long as
+the run is open (state/run_tail.py, state/runs.py).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class IoThread(QObject):
         self._is_started = True
 
     def discard(self) -> None:
-        """Drop all waiting jobs and undelivered results, including the running job's."""
+        """Drop all waiting jobs and all undelivered results, including the result of the running job."""
         with self._lock:
             self._pending.clear()
             self._results.clear()

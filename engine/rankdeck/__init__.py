@@ -17,8 +17,8 @@ _PUBLIC = {
     "Run": "rankdeck.api.run_object",
     "Raced": "rankdeck.api.races",
 }
-"""Public names and the modules that define them. `rankdeck.run` is not listed, because it is a package, which
-is itself callable."""
+"""Public names and the modules that define them. `rankdeck.run` is not listed, because it is a package that
+can itself be called like a function."""
 
 
 def __getattr__(name: str) -> object:

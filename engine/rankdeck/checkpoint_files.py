@@ -35,7 +35,7 @@ _MAX_PROGRESS_BYTES = 32 << 20
 
 
 UNSAVABLE_STATE = "state-cannot-be-saved"
-"""Error code of a save that would fail at every attempt, regardless of the disk."""
+"""Error code for a save that would fail every time, regardless of the disk."""
 
 
 class CheckpointError(RankdeckError):

@@ -21,7 +21,7 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""Memory kind of those bytes of a user script whose owner was not found."""
+"""Memory kind of the bytes, in a user script, of tensors whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
@@ -34,7 +34,7 @@ OWNERS_SEEN = tr_noop("owners seen on CPU")
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
-"""End reason of a rank that itself received SIGTERM; ranks that stop with such a rank are "stopped"."""
+"""End reason of a rank that itself received SIGTERM; ranks that stop along with it report "stopped"."""
 OUTPUT_LOST = "output-lost"
 """Problem code: a script's output no longer reaches the stdout or stderr of the command that started it."""
 
@@ -441,9 +441,9 @@ class LossScale(Event, tag="loss_scale"):
 
 
 class Evaluation(Event, tag="evaluation"):
-    """Loss over all held-out samples; None if no target is counted or the loss is not finite.
+    """Evaluation on all held-out samples.
 
-    `accuracy` is None if there are no classes.
+    `loss` is None if no target is counted or the loss is not finite, `accuracy` if there are no classes.
     """
 
     step: int

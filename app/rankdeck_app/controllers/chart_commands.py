@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum length of a file name: file systems allow 255 bytes, but a temporary file's name is longer."""
+"""Maximum length of a file name: below the usual limit of 255, because temporary names are longer."""
 
 
 def file_name(*parts: str) -> str:
@@ -178,7 +178,7 @@ class Exports:
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def write(self, file: Path, fill: Callable[[Path], object], text: str) -> None:
-        """Call `fill` with the file on the io thread, and show `text` in a toast once the file is written."""
+        """On the io thread, call `fill` with the file; once the file is written, show `text` in a toast."""
 
         def write() -> None:
             from rankdeck.run.export import write_export  # up to a third of a second

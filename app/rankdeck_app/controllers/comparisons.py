@@ -210,7 +210,7 @@ class Comparisons(QObject):
     ) -> None:
         """Show a list of runs that stays open; choosing a run toggles its check mark.
 
-        The first row performs the action, or says how many more runs the action needs.
+        The first row calls `act` with the checked runs, or says how many more runs must be checked.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 

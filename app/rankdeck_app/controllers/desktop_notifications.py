@@ -25,8 +25,8 @@ _FAILED_OUTCOMES = ("failed", "lost")
 
 
 class DesktopNotifications(QObject):
-    """Notifies the user when a run that this window launched or shows in a tab ends while the window is not
-    active."""
+    """Notifies the user of ended runs while the window is not active, if this window launched the runs or
+    shows them in tabs."""
 
     def __init__(self, window: MainWindow, runs: Runs, tabs: RunTabs) -> None:
         super().__init__(window)

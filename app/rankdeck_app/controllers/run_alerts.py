@@ -1,4 +1,5 @@
-"""Lists alerts of the open runs in the Problems panel: imbalance, and the findings of the engine's rules.
+"""Lists alerts about the open runs in the Problems panel: memory imbalance, and findings of the engine's
+rules.
 
 An alert about imbalance has a button that changes the strategy.
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _RULES = [rule for rule in FINDING_RULES if rule.code != IMBALANCE_CODE]
-"""All rules except imbalance, which has its own toast and button."""
+"""All rules except that for memory imbalance, which has its own toast and button."""
 _CHECK_INTERVAL_S = 1.0
 """Seconds between two checks of a run."""
 
@@ -73,7 +74,7 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """Check the run at the viewed time. Show toasts only if the user is viewing the present."""
+        """Check the run for alerts as of the viewed time; show toasts only if the user views the present."""
         followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return

@@ -65,7 +65,7 @@ class RunTabs(QObject):
         self._kinds: dict[Path, str] = {}
         self._paths_observed_alive: set[Path] = set()
         self._ended_runs: list[RunInfo] = []
-        """Runs that the toast about ended runs lists, while the toast is shown."""
+        """Runs listed in the toast about ended runs, while that toast is shown."""
         self._status_timer = QTimer(self, singleShot=True, interval=STATUS_INTERVAL_MS)
         self._status_timer.timeout.connect(self._show_status)
         self.open_runs.opened.connect(self._on_run_opened)

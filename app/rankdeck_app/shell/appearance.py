@@ -139,8 +139,8 @@ class ScreenScale:
     def _native_geometry(self, window: QWidget) -> QRect:
         """Return the window's geometry in native pixels.
 
-        If the window has not moved since the last change, this is the geometry that was set then, so that
-        rounding errors do not add up.
+        If the window has not moved since the last change of scale, return the geometry that was set then, so
+        that rounding errors do not add up.
         """
         box, ratio, origin = (
             window.geometry(),

@@ -99,13 +99,13 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the groups without `page`, starting after the page's group; create one if there is none."""
+        """Return the groups other than the page's, from the next one on; if there are none, create one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
 
     def _detach_tab(self, page_id: str) -> Tab | None:
-        """Remove and return the tab of an open page that cannot be shown twice; None for other pages."""
+        """Remove and return the tab of an open page that cannot be shown twice; return None for other pages."""
         location = self._find(page_id)
         if location is None or location[1].can_split:
             return None
@@ -142,7 +142,7 @@ class EditorArea(QWidget):
         return tab.page if tab else None
 
     def close_page(self, page_id: str | None = None) -> None:
-        """Close the page with that id, if it is open; without an id, the active page."""
+        """Close the page with this id, if it is open; without an id, close the active page."""
         current = self._active_group.current
         existing = self._find(page_id) if page_id is not None else current and (self._active_group, current)
         if existing:
@@ -377,7 +377,7 @@ class EditorArea(QWidget):
         make_tab_menu(self._services, self).popup(at)
 
     def _refresh(self) -> None:
-        """Update the context and the watermark, and notify the listeners."""
+        """Update the context and the watermark, and emit the signals of the editor area."""
         page = self.active_page()
         tab = self._active_group.current
         self._layers.setCurrentWidget(

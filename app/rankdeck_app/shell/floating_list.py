@@ -158,7 +158,7 @@ class FloatingList(QFrame):
         self.hide()
 
     def open_with_focus(self, widget: QWidget) -> None:
-        """Show the list above everything else and focus `widget`, the list or a part of it."""
+        """Show the list above everything else and focus `widget`, which is the list or a part of the list."""
         if not self.isVisible():
             self._previous_focus = QApplication.focusWidget()
         # On every opening, since the theme may have changed.

@@ -1,8 +1,8 @@
 """The status bar, 22 px high: items by id, at the left and the right, each with an optional command.
 
-An item with empty text is hidden. An item widens at once but narrows only when its text is a few characters
-shorter, so that numbers do not jump. If the window is too narrow, items of the lowest `importance` are hidden
-first.
+An item with empty text is hidden. An item widens at once but narrows only when its text has become shorter by
+a few characters, so that numbers do not jump. If the window is too narrow, items of the lowest `importance`
+are hidden first.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ class Breadcrumbs(QWidget):
 
 
 class TabGroup(QWidget):
-    """Group of tabs. `dropped` carries the drop zone, and the index on the strip or -1.
+    """Group of tabs. `dropped` carries the drop zone and the index on the strip (-1 for a drop off the
+    strip).
 
     `bar` has the signals for mouse actions on tabs.
     """
@@ -241,7 +242,7 @@ class TabGroup(QWidget):
         self._show_current()
 
     def set_focused(self, focused: bool) -> None:
-        """Set whether commands act on this group, which then has a bright accent."""
+        """Set whether commands act on this group; if they do, its active tab has a bright accent."""
         self.bar.is_group_focused = focused
         self.bar.update()
 
@@ -301,8 +302,8 @@ class TabGroup(QWidget):
             self.bar.menu_requested.emit(self.current, corner)
 
     def _drop_target(self, at: QPoint) -> tuple[Zone, int, QRect]:
-        """Return the zone of a drop, the index on the strip or -1, and the rectangle that the dropped tab
-        would cover."""
+        """Return the zone of a drop, the index on the strip (-1 for a drop off the strip), and the rectangle
+        that the dropped tab would cover."""
         # A group without tabs has no strip.
         if self.tabs and at.y() < HEIGHT:
             return "center", self.bar.index_for_drop(self.bar.mapFrom(self, at)), QRect()

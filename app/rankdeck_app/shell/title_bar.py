@@ -70,7 +70,7 @@ class TitleBar(QWidget):
         self.rebuild()
 
     def set_command_center_text(self, text: str) -> None:
-        """Set the text of the command centre, which is the name of the workspace."""
+        """Set the text of the command centre; the text is the name of the workspace."""
         self.command_center.setText(f"  {text}")
 
     def rebuild(self) -> None:

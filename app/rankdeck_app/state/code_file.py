@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: the file may since have been
-replaced by any kind of file."""
+"""Read a code file named in a traceback, or report why it cannot be shown: since the error, a file of another
+kind, such as a pipe, may have taken its place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Run the app's sampler process (`rankdeck devices --follow --json`), over ssh for another host.
+"""Run the sampler, a process that reads GPUs (`rankdeck devices --follow --json`), over ssh for another host.
 
 A separate process queries the driver, because NVML calls can block and have crashed when a GPU was lost. If
 the process ends or is silent for too long, it is restarted after a pause that doubles each time. If there is
-no driver, it is not restarted until `start` is called again. gpus.py turns its lines into the current state.
+no driver, it is not restarted until `start` is called again. gpus.py turns the sampler's lines into the
+current state.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 STABLE_AFTER_S = 60.0
 """Lifetime of a sampler process after which the restart pause is reset to its minimum."""
 HANG_TIMEOUT_S = 30.0
-"""Silence after which the sampler is killed: while there are devices, a working sampler writes more often,
-even if the driver hangs."""
+"""Silence after which the sampler is killed: while there are devices, a working sampler is never silent for
+so long, even if the driver hangs."""
 EXIT_NO_DRIVER = 3
 _COMMAND = ("devices", "--follow", "--json")
 

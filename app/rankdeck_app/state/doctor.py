@@ -46,7 +46,7 @@ class CheckTexts:
 
 
 def translate_check(line: CheckLine) -> CheckTexts:
-    """Translate a check's texts; `command` is the same in every language."""
+    """Translate a check's texts, except the command, which is the same in every language."""
     return CheckTexts(
         line.verdict,
         translate(line.finding, line.phrases),

@@ -324,8 +324,8 @@ class Draft(QObject):
         self.changed.emit()
 
     def _validate_new_text(self, readable: str = "") -> None:
-        """Validate a completely new text; if it is not valid TOML, show the values of the text `readable`
-        instead."""
+        """Validate the draft's text after it was replaced; if the new text is not valid TOML, show the values
+        of the text `readable`."""
         # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
         # stays shown.
         for text in ("", readable, self.text):

@@ -1,8 +1,8 @@
 """Current state of the GPUs (GpuStatus) of this machine or another host.
 
-The state is built from the sampler's lines (device_feed.py). Nothing is known before the first answer;
-without a GPU, `reason` says why in one line. Readings are updated at most four times a second, because text
-that changes faster cannot be read.
+The state is built from the sampler's lines (device_feed.py). Nothing is known before the first answer; if
+there are no GPUs to show, `reason` says why in one line. Readings are updated at most four times a second,
+because text that changes faster cannot be read.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Gpus(QObject):
         return time.monotonic() - self._last_line_s if self.devices else None
 
     def imbalance(self) -> Imbalance | None:
-        """Return the imbalance among the devices that one run or process uses together.
+        """Return the memory imbalance among the devices that one run or process uses together.
 
         Devices are numbered by their index in `physical_gpus`. Unrelated devices and stale readings are not
         compared.

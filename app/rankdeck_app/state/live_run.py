@@ -171,8 +171,8 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _emit_problems(self) -> None:
-        """Emit new problems. Lost lines are combined in one problem with a growing count, and so are
-        unreadable lines."""
+        """Emit new problems. Event lines that were lost are counted in one problem, and unreadable event
+        lines in another."""
         reader_problems = [
             Problem(
                 code="dropped-events",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OpenRuns(QObject):
-    """Open runs with their number of users; `opened` and `closed` carry the LiveRun."""
+    """Open runs with their reference counts; `opened` and `closed` carry the LiveRun."""
 
     opened = Signal(object)
     closed = Signal(object)

@@ -267,7 +267,7 @@ def _log_tone(text: str) -> str:
 
 
 def _tail_offset(path: Path) -> int:
-    """Return the offset of a line start at most TAIL_BYTES before the end of the file."""
+    """Return an offset, at most TAIL_BYTES before the end of the file, at which a line starts."""
     try:
         if path.stat().st_size <= TAIL_BYTES:
             return 0

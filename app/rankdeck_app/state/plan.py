@@ -1,8 +1,8 @@
 """Plan of the draft: the planner's predictions by strategy for the current draft.
 
-    draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
+    draft changed -> stop the process, drop old answers -> wait until typing pauses -> new process -> rows
 
-Answers are kept for each strategy until the rest of the draft changes in a key that affects memory, so
+Answers are kept for each strategy until another part of the draft changes in a way that affects memory, so
 choosing another strategy requests only missing answers. Unless all strategies are shown, only the chosen one
 is planned. Planning a configuration with the user's own code executes that code, so its folder must be
 trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
@@ -208,7 +208,7 @@ class DraftPlan(PlannerClient):
         self._abort_processes()
 
     def _on_draft_changed(self) -> None:
-        """Drop answers that no longer apply at once, and request new ones after a delay."""
+        """Drop outdated answers at once, and request new answers after a delay."""
         if self.question != self._question:
             self._clear_answers()
             self.verification.discard_if_outdated()
@@ -343,7 +343,7 @@ def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _step_tables(config: RunConfig) -> dict[str, Any]:
-    """Return the tables that define a configuration's step, without the devices."""
+    """Return the tables that define a configuration's training step, except the table of devices."""
     tables = relevant_tables(config.to_dict())
     tables.pop("devices")
     return tables

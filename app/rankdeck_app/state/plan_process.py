@@ -33,7 +33,7 @@ from rankdeck_app.state.workspace import Workspace
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
-"""Long timeout, because two steps over whole batches can take a long time and the user can cancel them."""
+"""Long timeout, because verifying takes two steps over whole batches and the user can cancel it."""
 _TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 

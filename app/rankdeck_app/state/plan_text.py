@@ -30,7 +30,7 @@ _CAPACITY_TEXTS = {
     TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} in use")),
     MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} in use")),
 }
-"""Texts by verdict: one for an unused device, and one for a device that other processes partly use."""
+"""Two texts for each verdict: for an unused device, and for a device that other processes partly use."""
 _VIRTUAL_PREFIX = "Virtual "
 
 
@@ -43,7 +43,7 @@ def verdict_text(line: PlanLine) -> str:
 
 
 def device_label(device: PlannedDevice) -> str:
-    """Return a device's label: 'Virtual 0', or 'GPU 3' with its index on the machine, or else in the plan."""
+    """Return 'Virtual 0' or 'GPU 3', with the device's index on the machine or, if unknown, in the plan."""
     index = device_index(device)
     return tr("Virtual {index}", index=index) if is_virtual(device) else f"GPU {index}"
 
@@ -53,7 +53,7 @@ def is_virtual(device: PlannedDevice) -> bool:
 
 
 def device_index(device: PlannedDevice) -> str:
-    """Return '3' for 'Virtual 3' and 'GPU 3', or the device's index in the plan."""
+    """Return the index in the device's name, such as '3' in 'Virtual 3', or else its index in the plan."""
     index = (device.name or "").removeprefix(_VIRTUAL_PREFIX).split(" ")[0]
     return index if index.isdecimal() else str(device.device)
 
@@ -180,7 +180,7 @@ class FixPlan:
     failure: str = ""
 
     def texts(self, fullest_bytes: int) -> tuple[str, ...]:
-        """Return versions of the chart's label, from the longest to the shortest."""
+        """Return versions of the fix's label in the chart, from the longest to the shortest."""
         if self.failure:
             why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.failure)
             return why_not, tr("with {fix}: unknown", fix=self.text)

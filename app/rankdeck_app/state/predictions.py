@@ -40,7 +40,7 @@ class Predictions(PlannerClient):
         self._io_thread = io_thread or IoThread(self)
         self._planner, self._plan = planner, plan
         self._configs: dict[LiveRun, RunConfig | None] = {}
-        """The configuration of each run's last request."""
+        """The configuration for which each run's prediction was last requested."""
         self._pending_runs: list[LiveRun] = []
         plan.changed.connect(self._predict_next)
 
@@ -83,7 +83,7 @@ class Predictions(PlannerClient):
             run.set_prediction(line)
 
     def _predict_next(self) -> None:
-        """Use the draft plan's answers, and request the next run's prediction if the planner is idle."""
+        """Take predictions from the draft's plan; if the planner is idle, request the next missing one."""
         # A copy, because `_set_prediction` removes runs from the list.
         for run in list(self._pending_runs):
             assert run.config is not None

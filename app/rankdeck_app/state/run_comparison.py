@@ -1,8 +1,8 @@
 """A comparison of runs: its runs, the baseline, and their metrics side by side.
 
-Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame, and
-spends a few milliseconds on the readers' data, shared among the runs. The state is saved as plain data and
-restored after a restart.
+Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame; the few
+milliseconds that it spends on the readers' data are divided among the runs. The state is saved as plain data
+and restored after a restart.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunComparison(QObject):
     def __init__(
         self, parent: QObject | None = None, *, is_known: Callable[[Path], bool] = lambda path: False
     ) -> None:
-        """Create an empty comparison; `is_known` checks whether a run exists without reading the disk."""
+        """Create an empty comparison; `is_known` checks, without reading the disk, whether a run exists."""
         super().__init__(parent)
         self._is_known = is_known
         self.runs: list[ComparisonRun] = []

@@ -36,7 +36,7 @@ class _SearchTerm:
 
 
 class RunSearch:
-    """A parsed query; `text` is as typed."""
+    """A parsed query; `text` is the query as typed."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text

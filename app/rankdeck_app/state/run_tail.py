@@ -115,7 +115,8 @@ class RunTail(threading.Thread):
         return found_any
 
     def _decode_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
-        """Decode, add and free one chunk without garbage collection; return whether there was one.
+        """Decode one chunk, add it to the batch and free it, without garbage collection; return whether there
+        was a chunk.
 
         Events contain no cycles, and collecting garbage among a million of them would double the time.
         """

@@ -87,7 +87,7 @@ class RunView:
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """Return the bytes planned for the shown fix, to compare with `device_bytes`."""
+        """Return the memory predicted with the shown fix, to compare with `device_bytes`."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
     def _planned_bytes(
@@ -239,7 +239,7 @@ class RunView:
 
     @property
     def source(self) -> str | None:
-        """Where metrics come from: 'measured in rehearsal', 'measured on GPU' or what a script reported."""
+        """The metrics' source: 'measured in rehearsal', 'measured on GPU' or one that a script reported."""
         if self.is_rehearsal is None:
             return None
         default = MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU if self.has_gpus else None

@@ -96,7 +96,7 @@ class _Scanner(QObject):
 
 
 def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
-    """Return the list with each race's entries below it."""
+    """Return the list, with each race followed by its entries."""
     return [row for info in infos for row in (info, *(info.race.entries if info.race else ()))]
 
 

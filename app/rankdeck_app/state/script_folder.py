@@ -1,8 +1,8 @@
 """Scripts, rankdeck.toml and interpreters of the opened folder.
 
 A thread reads everything (io_thread.py), and nothing is executed, so an untrusted folder can be scanned. The
-interpreter chosen for scripts is remembered for each folder; by default it is the one that the command line
-would use.
+interpreter chosen for scripts is remembered for each folder; the default is the interpreter that the command
+line would use.
 """
 
 from __future__ import annotations

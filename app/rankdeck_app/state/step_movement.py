@@ -1,7 +1,7 @@
 """Data that a strategy moves in one step, with the user's own model, batch and devices.
 
-    draft changed -> stop the process -> wait until typing pauses -> the draft with this strategy, fixed if it
-    cannot run -> one line of the planner -> a timeline
+    draft changed -> stop the running planner -> wait until typing pauses -> put this strategy into a copy of
+    the draft and apply fixes -> start the planner -> read one plan line -> build the timeline
 
 The changes that make the configuration runnable are listed in `notes`, and are not written into the draft.
 Read rankdeck/run/movement.py first; widgets/step_drawing.py draws the timeline.
@@ -44,7 +44,7 @@ _MAX_FIXES = 4
 
 @dataclass
 class RunnableConfig:
-    """A configuration that can run; `config` is None if `problem` has no fix.
+    """A configuration that fixes have made runnable; `config` is None if `problem` has no fix.
 
     `notes` lists the changes that were made, and the reason for each.
     """

@@ -1,8 +1,8 @@
-"""View a run at an earlier time: the requested time, and the run as it was then.
+"""State for viewing a run at an earlier time: the requested time, and the run as it was then.
 
 A thread reads the past (rankdeck.run.run_history), so that dragging the viewed time stays smooth however slow
-the disk is. Until the requested time has been read, views keep showing the previous time, and say so. Nothing
-of a run's past is read or kept in memory unless the user views it.
+the disk is. Until the run at the requested time has been read, views keep showing the previously viewed time,
+and say so. Nothing of a run's past is read or kept in memory unless the user views it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Seconds for which a read may continue after a newer time has been requested, so that views update even
+"""Seconds for which a read may continue after another time has been requested, so that views update even
 while the user is dragging."""
 
 

@@ -1,8 +1,8 @@
-"""Folders whose Python code the user trusts. A trusted folder includes everything below it.
+"""Folders whose Python code the user trusts. Trust in a folder extends to everything below it.
 
 The folders are saved in trusted.toml next to the settings, with symbolic links resolved. They are read again
-for every check, because another window of the app may have changed them. `RunConfig.code_folders` lists what
-needs trust; views/launch asks the user.
+for every check, because another window of the app may have changed them. `RunConfig.code_folders` lists the
+folders that a run needs the user to trust; views/launch asks the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws icons from the codicon font: names, code points, and an icon engine that uses a theme colour.
+"""Icons of the codicon font: names, code points, and an icon engine that draws a glyph in a theme colour.
 
 The colour is looked up when the icon is drawn, so icons follow theme changes. To use another icon of the
 font, add its row to CODEPOINTS (names and numbers as in the font's own table).

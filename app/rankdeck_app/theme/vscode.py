@@ -1,6 +1,6 @@
-"""Reads VS Code colour themes: JSON with comments, trailing commas and `include`, colours as #RGB, #RGBA,
-#RRGGBB or #RRGGBBAA. Missing colours are filled from the fallbacks in colors.COLORS, then from our own theme
-of the same kind."""
+"""Reads VS Code colour themes: JSON with comments, trailing commas and `include`. Colours are #RGB, #RGBA,
+#RRGGBB or #RRGGBBAA; missing colours are derived from the fallbacks in colors.COLORS or, failing that, copied
+from our own theme of the same kind."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 _MAX_FILE_BYTES = 1 << 20
 _MAX_INCLUDES = 16
 _MAX_SHOWN_LENGTH = 60
-"""Maximum length of a theme's name, or of an invalid value in a message."""
+"""Maximum number of characters shown of a theme's name, or of an invalid value in a message."""
 
 
 class ThemeError(ValueError):

@@ -170,8 +170,8 @@ class OutOfMemoryPage(Page):
 
 
 def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListData:
-    """Build the list's data. All entries are of the given `kind`; if `kind` is empty, each share's name is
-    also the kind of its entry."""
+    """Return the shares as data of a holder list. All entries are of the given `kind`; if `kind` is empty,
+    each share's name is also the kind of its entry."""
     total = sum(share.num_bytes for share in shares)
     holders = tuple(
         Holder(

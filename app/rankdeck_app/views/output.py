@@ -1,7 +1,7 @@
 """Shows the output of the current run's ranks, one row per line, the newest at the end.
 
-The view scrolls along with new lines until the user scrolls up, and again once the user scrolls to the end or
-presses the lock button.
+The view follows new lines until the user scrolls up; it follows them again once the user scrolls to the end
+or presses the lock button.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class OutputView(QWidget):
             self._is_scrolling = False
 
     def _on_scrolled(self, value: int) -> None:
-        """Update the follow lock after the user has scrolled: scrolling up releases it, scrolling to the end
-        restores it."""
+        """Update the follow lock after the user has scrolled: scrolling up releases the lock, and scrolling
+        to the end restores it."""
         bar = self.list.verticalScrollBar()
         at_end = value >= bar.maximum() - 1
         # A list that fits has no scroll range, so its position says nothing about what the user wants.

@@ -50,7 +50,7 @@ _GROUP_LABELS = {
     "note": tr_noop("By note"),
     "folder": tr_noop("By folder"),
 }
-"""Texts of the choices to group runs by a column, by column key."""
+"""Texts of the choices that group runs by a column; each key is the key of the column."""
 
 
 class RunsPage(Page):

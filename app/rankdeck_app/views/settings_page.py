@@ -139,7 +139,7 @@ class SettingRow(QWidget):
         return line
 
     def _parse_choice(self, text: str) -> str:
-        """Return the value of the choice whose label is `text`, or `text` itself if there is none."""
+        """Return the value of the choice whose label is `text`, or `text` if no choice has this label."""
         return next((choice for choice in self.setting.choices if tr(choice) == text), text)
 
     def _on_text_edited(self, text: str) -> None:

@@ -52,10 +52,10 @@ class MemoryLimit:
 class BandChartData:
     """Memory histories in bytes over seconds since the start of the run.
 
-    `lead` is the index of the highlighted device. If it is not set, the first device is drawn as the line,
-    even if another device uses a few bytes more. `x_range` is the visible range. While the run `is_live`, the
-    last values extend to now and ticks count back from now. An empty chart shows `empty_text`; the default
-    text says that the chart is waiting for a step.
+    `lead` is the index of the highlighted device; if `lead` is None, the first device is drawn as the line,
+    even if another device uses a few bytes more. `x_range` is the visible range. With `is_live`, the last
+    values extend to now and ticks count back from now. An empty chart shows `empty_text`; the default text
+    says that the chart is waiting for a step.
     """
 
     labels: Sequence[str] = ()
@@ -360,8 +360,8 @@ def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> 
 
 
 def _compute_band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
-    """Return (x, min, max) across all series on a common grid, from the earliest first point to the latest
-    last point."""
+    """Return (x, min, max) across all series on a common grid, which spans the points of all series within
+    `x0` to `x1`."""
     start = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
     end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
     if not rest or end < start:

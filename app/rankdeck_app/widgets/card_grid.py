@@ -31,8 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""If every row of device cards prefers at most this height in pixels, these rows together get at most an even
-share of the page."""
+"""If no row of device cards prefers a height above this (in pixels), these rows together get at most the
+share of the page that they would have if all rows were equally high."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -42,7 +42,7 @@ class CardGrid(QScrollArea):
 
     `devices` names the cards with a row per device, `full_width` the cards that have a grid row to
     themselves, `wide` the cards that take two thirds of the width if they come first in a row of two cards.
-    Hidden cards leave their space to the others. `maximised_changed` carries whether one card fills the page.
+    Hidden cards take up no space. `maximised_changed` carries whether one card fills the page.
     """
 
     maximised_changed = Signal(bool)
@@ -197,7 +197,7 @@ class CardGrid(QScrollArea):
 
     def _preferred_row_height(self, row: Sequence[str], even: int) -> int | None:
         """Return the largest preferred height of the row's device cards and full-width cards, but at least
-        two thirds of `even`, capped at _MAX_FEW_DEVICES_HEIGHT.
+        the smaller of two thirds of `even` and _MAX_FEW_DEVICES_HEIGHT.
 
         Return None if the row has no such cards. `even` is the height of each row if all rows are equally
         high.

@@ -1,4 +1,4 @@
-"""Table with a column per compared run: grouped rows, the best value marked, notes below a group.
+"""Table with a column per compared run, grouped rows, the best values marked, and notes below groups.
 
 Its height depends on its rows and width, so that it can be part of a scrolling page. Tooltips show the full
 text of elided cells.

@@ -1,7 +1,7 @@
 """Crosshair of a plot: a vertical line at the pointer and a readout beside it.
 
-The readout is never cut off, and covers no curve if another position is free. If it does not fit in the plot,
-it extends over neighbouring widgets, but not beyond the edges of the window.
+The readout is never cut off, and it covers curves only if no other position is free. If it does not fit in
+the plot, it extends over neighbouring widgets, but not beyond the edges of the window.
 """
 
 from __future__ import annotations

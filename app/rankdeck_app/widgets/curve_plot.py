@@ -229,7 +229,7 @@ class CurvePlot(ZoomPlot):
         return tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        """Return the step at `x`, its raw value and average, and the last single point up to this step."""
+        """Return the step at `x`, its raw value and average, and the latest of the `points` up to it."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
         texts = [] if axis_map is None else [self.x_text(x)]

@@ -33,11 +33,10 @@ COLUMNS = 240
 class HeatStripData:
     """Utilisation of every device over time.
 
-    `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown; the last column is now.
-    The row `lead` is bold. `start_s` is the time of the first column if the strip does not end now;
-    `marked_s` is a time to mark on the strip. With `is_over`, no further reading will arrive. `hosts` has the
-    host of each device in a run on several hosts. Instances never compare equal, because each has new
-    readings.
+    `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown. The last column is now,
+    unless `start_s`, the time of the first column, is set. The row `lead` is bold. `marked_s` is a time to
+    mark on the strip. With `is_over`, no further reading will arrive. `hosts` has the host of each device in
+    a run on several hosts. Instances never compare equal, because each has new readings.
     """
 
     labels: Sequence[str] = ()

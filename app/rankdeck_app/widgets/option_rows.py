@@ -78,7 +78,7 @@ def _make_use_row(
     key_path: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, user_hint: str = ""
 ) -> FormRow:
     """Return the row in which the user chooses a catalog entry. If `user_hint` is not empty, the user can
-    name their own code instead; `user_hint` shows how."""
+    name their own code in place of an entry; `user_hint` shows how."""
     hints = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
     if user_hint:
         hints.append(tr("your own: {name}", name=user_hint))
@@ -155,7 +155,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def strategy_rows(draft: Draft) -> list[FormRow]:
-    """Return the options of the draft's strategy, except tables and choices that have only one value."""
+    """Return rows for the strategy's options, without tables and without choices of only one value."""
     rows = _make_option_rows(("strategy",), STRATEGIES, _get_use(draft, ("strategy",), "single"))
     rows = [row for row in rows if row.field.kind != "table"]
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]

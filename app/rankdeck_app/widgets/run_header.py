@@ -151,7 +151,7 @@ class RunHeader(QHeaderView):
         self._fit_names()
 
     def set_sort(self, key: str, *, is_descending: bool) -> None:
-        """Set the column that shows the sort icon, and its direction."""
+        """Set the column and the direction of the sort icon."""
         self._sort = key, is_descending
         self.viewport().update()
 
@@ -218,8 +218,8 @@ class RunHeader(QHeaderView):
         return state
 
     def restore(self, state: object = None) -> None:
-        """Restore the columns from `columns_state`. Missing columns go to the end; invalid values are
-        replaced by defaults."""
+        """Restore the columns from `state`, a result of `columns_state`. Missing columns go to the end;
+        invalid values are replaced by defaults."""
         entries = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
         records = {record["key"]: record for record in entries if record.get("key") in COLUMN_INDICES}
         self._is_restoring = True

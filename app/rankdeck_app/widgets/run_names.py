@@ -1,5 +1,4 @@
-"""Shortening of run names: parts shared with other names are left out, parts that distinguish a name are
-kept.
+"""Shortening of run names: leading parts that a name shares with other names are left out.
 
 MLP · Single · seed 5 · lr 0.003   ->   … seed 5 · lr 0.003
 """

@@ -78,7 +78,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         return ", ".join(f"{stat.label} {stat.value}" for stat in self.data)
 
     def repaint_changes(self, before: tuple[Stat, ...]) -> None:
-        """Repaint only changed cells if the layout stays the same."""
+        """Repaint the cells that differ from `before`, or the whole strip if the layout differs."""
         now = self.data
         if [_layout_key(stat) for stat in before] != [_layout_key(stat) for stat in now]:
             self.update()

@@ -24,7 +24,7 @@ MIN_BLOCK_PX = 2.0
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
-"""Size below which a transfer has no label: it only synchronizes a few values between ranks."""
+"""Size below which a transfer has no label: small transfers only synchronize a few values between ranks."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
 """Average spacing in pixels below which only the first arrow of a gutter has a label."""
@@ -251,8 +251,8 @@ def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
 
 
 def _fit_labels(labels: Sequence[tuple[int, StepLabel]], left: float, right: float) -> Iterator[StepLabel]:
-    """Yield the labels that fit on a line from `left` to `right`, given (weight, label) pairs, heaviest
-    first."""
+    """Yield the labels that fit on a line from `left` to `right`; `labels` are (weight, label) pairs, and
+    heavier labels take precedence."""
     taken: list[tuple[float, float]] = []
     for _, label in sorted(labels, key=lambda item: -item[0]):
         box = label.box

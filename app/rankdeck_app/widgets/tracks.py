@@ -98,7 +98,7 @@ def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.in
     """Return the lowest and the highest line pixel of every column, each of shape (curves, 1, columns); an
     empty span where unknown.
 
-    The line in a column spans from the previous level to its own level, so that the line is continuous.
+    The line in a column spans from the previous column's level to the column's own, so it is continuous.
     """
     is_finite = np.isfinite(levels)
     pixels = np.where(is_finite, np.rint(np.clip(np.nan_to_num(levels), 0, 1) * (height - 1)), -1).astype(

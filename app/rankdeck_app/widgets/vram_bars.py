@@ -2,8 +2,8 @@
 memory.
 
 Segments are kinds of memory. A dashed line marks the median of the other devices; the part of the lead
-device's bar beyond it is underlined and labelled in bytes, with the ratio at the right. A tick marks the
-prediction. Painting 16 rows by hand takes about a millisecond, and happens only when a new reading arrives.
+device's bar beyond this line is underlined and labelled in bytes, with the ratio at the right. A tick marks
+the prediction. Painting 16 rows by hand takes about a millisecond and happens only on a new reading.
 """
 
 from __future__ import annotations
@@ -313,8 +313,8 @@ class VramBars(Chart[VramBarsData]):
         """Return one or two legend lines. A second line is used only if the rows remain tall enough for their
         names.
 
-        If there is no space for it, or if three lines would be needed, the legend has a single line, from
-        which the smallest kinds are left out.
+        If there is no space for a second line, or if three lines would be needed, the legend has a single
+        line, from which the smallest kinds are left out.
         """
         entries, px = self._legend(), self._legend_px()
         lines = [] if self._is_tight() else layout_legend(entries, self.width(), px=px, one_line=False)

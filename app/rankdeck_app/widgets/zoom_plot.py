@@ -274,7 +274,7 @@ class ZoomPlot(pg.PlotWidget):
         return float(x0), float(x1)
 
     def max_points(self) -> int:
-        """Return the maximum number of points to draw: about one bin per pixel."""
+        """Return the maximum number of points to draw: about one per pixel of the plot's width."""
         return max(64, int(self.getViewBox().width()))
 
     def wheelEvent(self, event: QWheelEvent) -> None:

@@ -267,8 +267,8 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
 
 
 class _UnsupportedPattern(NamedTuple):
-    """A pattern of names to search for, and a message that names the feature and says what a configuration
-    does instead.
+    """A pattern of names that reveal an unsupported feature, and a message that names the feature and says
+    what a configuration does in its place.
 
     A name matches only where it is called or defined; with `anywhere`, any use of the name matches.
     """

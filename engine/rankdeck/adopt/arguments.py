@@ -144,7 +144,7 @@ def _find_field(
 
 
 def _is_reassigned(source: ScriptSource, owner: ast.expr, name: str) -> bool:
-    """Return whether the script reassigns, or may reassign, an entry or a field with that name."""
+    """Return whether the script assigns to any entry or field called `name`, or calls `owner.update`."""
     for node in ast.walk(source.tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:

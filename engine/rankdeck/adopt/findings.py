@@ -61,7 +61,7 @@ def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
 
 
 def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
-    """Return the reference by which a configuration names the model; `model` is its observed class name."""
+    """Return the reference by which a configuration names the model, whose observed class is `model`."""
     if origin is not None and isinstance(origin.node, ast.Call):
         return (
             _check_wrapped_model(origin)
@@ -132,7 +132,7 @@ def _follow_return(origin: Origin) -> Origin:
 
 
 def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
-    """Return the `x` of an `x.parameters()` that is passed to the optimizer, or else to any other call."""
+    """Return the `x` of an `x.parameters()` passed to the optimizer or, if none is, to another call."""
     # The observed class first; a function of the script may create the optimizer instead.
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
@@ -176,8 +176,8 @@ class DataFinding:
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
-    """Return the reference by which a configuration names the training data; `dataset` is its observed
-    class."""
+    """Return the reference by which a configuration names the training data; `dataset` is the observed class
+    of the data."""
     loader = _find_training_loader(script)
     of_trainer = find_trainer_argument(script, "train_dataset")
     if loader is None and of_trainer is not None:

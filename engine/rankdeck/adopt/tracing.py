@@ -4,9 +4,9 @@
 
 A name leads to the last assignment above its use, in the same function. A parameter leads to the argument
 that the first caller passes, in the same file or in the file that imports it. `self.name` leads to an
-assignment in a method of its class. Any other name leads to the top level of the file. Calls that only move
-or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. Of several assignments, the last one above the
-use is followed; the configuration names the result, so that the user can check it. Read findings.py next.
+assignment in a method of the same class. Any other name leads to the top level of the file. Calls that only
+move or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. Of several assignments, the last one above
+the use is followed; the configuration names the result, so that the user can check it. Read findings.py next.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, self_attribute
 
 MAX_TRACE_STEPS = 30
-"""Maximum number of steps in tracing a value. Without a limit, a function that passes on its own parameter
-would be followed forever."""
+"""Maximum number of steps in tracing a value. Without a limit, tracing a parameter that a function passes to
+itself would never end."""
 _CONVERSION_METHODS = {
     "to",
     "cuda",
@@ -196,9 +196,10 @@ def _find_passed_argument(
 
 
 def returned_origin(origin: Origin) -> Origin | None:
-    """Return the expression that a function of the script returns, or the entry `origin.index` of its result.
+    """Return the expression that the function called at `origin` returns, or entry `origin.index` of its
+    result.
 
-    Returns None unless the function has exactly one `return`.
+    Returns None unless the script defines the function, with exactly one `return`.
     """
     call = origin.node
     definition = (

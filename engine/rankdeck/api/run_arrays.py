@@ -1,6 +1,6 @@
 """Read a run's events as numpy columns; unknown values are NaN.
 
-Each refresh continues where the last one ended, so refreshing a running run costs only its new events.
+Each refresh continues where the last one ended, so refreshing a running run reads only new events.
 """
 
 from __future__ import annotations

@@ -192,8 +192,7 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of the verification, before the first step, that the run gives the same result as one
-        device.
+        """Result of verifying, before the first step, that the run gives the same result as a single device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
         no verification.

@@ -3,8 +3,8 @@ supervisor ends.
 
 The supervisor creates an anonymous memory file with a slot for each rank. Ranks open the file through the
 supervisor's entry in /proc, so a beat needs no system call. Beats alternate between the two records of a
-slot, each of which has its sequence number at both ends: if a rank is killed while writing, the previous beat
-survives. observer/ writes the same slots from a user's script. Read launch/supervisor.py next.
+slot, and each record has its sequence number at both ends: if a rank is killed while writing, the previous
+beat survives. observer/ writes to the same slots from a user's script. Read launch/supervisor.py next.
 """
 
 from __future__ import annotations

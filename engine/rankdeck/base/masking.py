@@ -1,8 +1,8 @@
 """Masks secrets in arguments and variables, recognized by name or by form.
 
 A run's config.toml and environment.json are read, compared and copied into reports, so they contain MASK in
-place of a secret. The original values, which are needed to rerun the run, are stored next to them in files
-that are readable only by the owner (run_dir/directory.py).
+place of a secret. The original values, which are needed to rerun the run, are stored next to these two files,
+in files that only the owner can read (run_dir/directory.py).
 """
 
 from __future__ import annotations

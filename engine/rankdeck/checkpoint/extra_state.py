@@ -159,7 +159,7 @@ class _Opaque:
     """A value that no file can store.
 
     Two instances are equal if they wrap the same object and, if that is a container, no tensor in it was
-    modified between the creation of the two.
+    modified between the creation of the two instances.
     """
 
     def __init__(self, value: object) -> None:

@@ -70,7 +70,8 @@ class HostLeaders:
             raise failed
 
     def _relay(self, file: Path, size: int, owner: int, *, writes: bool) -> None:
-        """Broadcast a file in chunks from `owner`.
+        """Broadcast a file in chunks from `owner`; with `writes`, this host writes the chunks to its own
+        file.
 
         Raises: OSError, but only after every chunk was sent or received.
         """
@@ -125,7 +126,7 @@ class HostLeaders:
         return None, complaints
 
     def _fetch(self, path: Path, listed: FileList, intact: set[str]) -> None:
-        """Copy the listed files to the hosts that lack them and commit the checkpoint.
+        """Copy the listed files to the hosts where they are not `intact`, and commit the checkpoint.
 
         Raises: OSError, on all hosts if any host failed.
         """

@@ -3,8 +3,8 @@
     model.<name>               parameters and persistent buffers under the model's original names
     optimizer.<name>.<key>     optimizer state of a parameter (exp_avg, momentum_buffer, ...)
     scalar.<name>.<key>        optimizer state that is a tensor without dims (Adam's step)
-    slice.<name>.<key>         plain tensor in the optimizer state of a sharded parameter, for its rank only
-    values                     non-tensor state, the extra state of modules, and all of extra_state.py
+    slice.<name>.<key>         plain tensor in a sharded parameter's optimizer state, one per rank
+    values                     non-tensor state, the extra state of modules, and what extra_state.py adds
 
 If an optimizer contains another optimizer, the inner optimizer's <key> is <path>:<key>, as in
 base_optimizer:exp_avg. A tied weight appears under each of its names on this rank: the first and the last

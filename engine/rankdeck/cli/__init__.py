@@ -3,7 +3,7 @@
     app.py         the table of commands, and how errors become messages and exit codes
     train.py       train, resume, checkpoint, verify
     attach.py      watch, stop, stacks, label, copy: commands for an existing run
-    race.py        race: trains with every strategy that fits; output: race_display.py, race_tables.py
+    race.py        race; race_display.py and race_tables.py format its output
     results.py     runs, show, export
     catalog.py     strategies, presets, validate, adopt
     follow.py      reads a run's events until the run has ended, for train and watch

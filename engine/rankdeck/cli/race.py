@@ -168,7 +168,7 @@ def split_by_verdict(
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines of the strategies to race, excluded strategies).
 
-    A strategy with no prediction and no refusal is raced only if the user named it (`is_explicit`).
+    A strategy neither predicted nor refused by the planner is raced only if the user named it: `is_explicit`.
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy

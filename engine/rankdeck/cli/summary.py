@@ -48,7 +48,7 @@ _STYLES = {
 
 
 def print_summary(summary: RunSummary, *, num_shown: int) -> None:
-    """Print a run's outcome, loss, speed, memory per device and path, then its problems.
+    """Print a run's outcome, loss, speed, path and memory per device, then its problems.
 
     The first `num_shown` problems are left out, because they have been printed already.
     """

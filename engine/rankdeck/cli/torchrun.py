@@ -118,7 +118,7 @@ def _with_dashes(option: str) -> str:
 
 
 def _remove_torchrun_options(arguments: Sequence[str]) -> tuple[list[str], list[Problem]]:
-    """Return the arguments without torchrun's ineffective options, and a problem per unsupported option."""
+    """Return the arguments without torchrun options that have no effect, and a problem per refused option."""
     left, problems, rest = list[str](), list[Problem](), list(arguments)
     while rest:
         word = rest.pop(0)
@@ -153,7 +153,7 @@ def _unsupported_option(name: str, value: str, advice: str) -> Problem:
 
 
 def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
-    """Return the number of ranks for --nproc-per-node: a number, or gpu, cpu or auto.
+    """Return the number of ranks for a value of --nproc-per-node (a number, gpu, cpu or auto).
 
     `gpus` are the GPUs that --devices names.
 

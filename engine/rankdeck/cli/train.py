@@ -158,7 +158,7 @@ def _saved_config(file: Path, changed: RunConfig) -> RunConfig:
     """Return the saved configuration for the trust check, without the command line's changes: code that the
     user has just typed needs no consent.
 
-    If the file cannot be loaded, return `changed`.
+    If the file cannot be loaded, return `changed`, the configuration with those changes.
     """
     from rankdeck.config import load
 

@@ -1,4 +1,4 @@
-"""Build bar charts, as data, of memory by device, throughput, step time, pipeline bubble and bytes sent."""
+"""Build the data of bar charts: memory by device, throughput, step time, pipeline bubble and bytes sent."""
 
 from __future__ import annotations
 

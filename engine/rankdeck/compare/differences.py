@@ -34,8 +34,8 @@ _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, 
     (("train", "schedule"), SCHEDULES, ()),
     (("strategy",), STRATEGIES, ()),
 )
-"""For each table that names a catalogue entry with `use`: its path, the catalogue, and the subpath of the
-entry's options."""
+"""For each table that names a catalogue entry with `use`: the table's path, the specs by entry name, and the
+subpath of the entry's options."""
 
 
 class Difference(NamedTuple):
@@ -169,8 +169,7 @@ def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 
 def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why losses cannot be compared, or "": the runs must have the same task, but model sizes may
-    differ."""
+    """Return why losses cannot be compared; "" if the runs have the same task. Model sizes may differ."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -189,8 +188,8 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Return why times or bytes cannot be compared, or "": they characterise a strategy only if the models
-    are the same."""
+    """Return why times or bytes cannot be compared, or "" if the models are the same: only then do times and
+    bytes characterise a strategy."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:

@@ -158,7 +158,7 @@ def _shorten_paths(rows: Sequence[Difference]) -> list[Difference]:
 WIDTH, HEIGHT = 1040, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
 _MAX_RAW_CURVES = 3
-"""Maximum number of runs whose raw losses are drawn; those of more runs would hide the averages."""
+"""Maximum number of runs for which raw losses are drawn; with more runs they would hide the averages."""
 
 
 class Tick(NamedTuple):

@@ -1,7 +1,8 @@
-"""Build one column of plain metrics from a run's state and setup; nothing is estimated.
+"""Build one column of a comparison: metrics from a run's state and setup; nothing is estimated.
 
 Each metric has a key of table.ROW_SPECS; metrics that the run did not report are absent. Times exclude the
-pauses between attempts. Building takes milliseconds for a long run, so the app does it about once a second.
+pauses between attempts. Building a column takes milliseconds even for a long run, so the app rebuilds it
+about once a second.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class ComparedDevice:
-    """Memory of one device: its peak by kind or, if `is_peak` is False, the latest bytes of tensors with
-    known owners."""
+    """Memory of one device by kind: its peak or, if `is_peak` is False, the latest measurement, which counts
+    only tensors with known owners."""
 
     label: str
     num_bytes: int | None
@@ -241,7 +242,7 @@ def _verified_metrics(state: RunState) -> MetricItems:
 def _mean_loss(curve: Curve, first: int, last: int) -> float | None:
     """Return the mean of the raw losses from step `first` to step `last`.
 
-    Averages are not used, because their smoothing depends on a run's length.
+    The curve's smoothed losses are not used, because the smoothing depends on a run's length.
     """
     window = curve.window(first, last, 4096)
     values = (window.low.astype(np.float64) + window.high) / 2

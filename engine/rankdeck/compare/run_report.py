@@ -29,7 +29,7 @@ SUMMARY_KEYS = (
     "step", "loss", "held_out", "best_held_out", "accuracy", "samples_per_s", "steps_per_s", "step_s",
     "trained_s", "wait", "bubble", "imbalance", "sent",
 )  # fmt: skip
-"""Keys of the comparison rows that a report shows, in the order of the table."""
+"""Keys of the comparison rows that a report shows, in the order of table.ROW_SPECS."""
 
 
 class ReportedDevice(NamedTuple):
@@ -45,7 +45,7 @@ class ReportedDevice(NamedTuple):
 class PhaseTable(NamedTuple):
     """Seconds by phase in the last sampled step: a row per phase, a column per device.
 
-    The rows of `summary` instead contain the median and the maximum across the devices.
+    Each row of `summary` contains a phase's median and maximum across the devices.
     """
 
     step: int

@@ -1,4 +1,5 @@
-"""Compare columns of metrics as data: rows, the best values, and differences from a baseline.
+"""Build the rows of a comparison from columns of metrics, with the best values and differences from a
+baseline.
 
 Values that cannot be distinguished share a rank: values that are formatted alike, or whose interquartile
 ranges overlap. If all values share the best rank, none is marked as best. If runs are not comparable
@@ -23,7 +24,7 @@ LESS, MORE = "less", "more"
 
 
 class RowSpec(NamedTuple):
-    """Definition of a row. `better` is LESS, MORE or "" if not ranked; `ranking` is the kind of ranking."""
+    """Row definition. `better`: LESS, MORE or "" (not ranked). `ranking`: kind of metric (differences.py)."""
 
     key: str
     label: str
@@ -218,8 +219,8 @@ def _common_label(first: str, last: str) -> str:
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
-    """Return (first, last, mean losses) for a few steps that end with the newest step that every run has
-    reached.
+    """Return (first step, last step, each run's mean loss) for the few steps up to the newest step that every
+    run has reached.
 
     None if all runs have done the same number of steps.
     """

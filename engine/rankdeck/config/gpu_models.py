@@ -3,21 +3,22 @@ use.
 
     total_bytes      memory that CUDA reports as its total: less than the nominal size, and less than
                      nvidia-smi's figure, of which the driver reserves a few hundred MiB
-    rates            peak floating point operations per second: fp32 outside tensor cores, dense TF32 and fp16
-                     or bf16 inside them; bytes per second of memory bandwidth. torch computes fp32
-                     convolutions in TF32, and also matrix products if allowed (train.allow_tf32)
+    rates            peak floating point operations per second, in fp32 without tensor cores, and with them in
+                     TF32 and in fp16 or bf16 (dense); bytes per second of memory bandwidth. torch computes
+                     fp32 convolutions in TF32, and also matrix products if allowed (train.allow_tf32)
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
     context_bytes    CUDA context of a process: driver, kernels, libraries
     workspace_bytes  workspace of a cuBLAS handle; a training process has two (forward, backward)
 
-Nothing here imports torch. Sources: for sizes, torch's out-of-memory message ("GPU 0 has a total capacity of
-..."), the smallest total with driver versions 525 and later, without MIG and with default ECC: an A100-40GB
-has 39.38 GiB (39.59 with older drivers), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an L40S
-44.39, an RTX 4090 23.51. For speeds, NVIDIA's data sheets. For workspaces, torch's CublasHandlePool.cpp (2 x
-4096 + 8 x 16 KiB, 32 MiB from Hopper on). The sizes of contexts, which depend on the driver and on the loaded
-kernels, are high estimates: `make test-all` measures contexts on a machine with GPUs, and _OLDER_CONTEXTS_MIB
-has published measurements. The sizes of NCCL's buffers, which grow with channels and peers
-(github.com/NVIDIA/nccl/issues/864 and 986), are estimates too.
+Nothing here imports torch. The sizes are from torch's out-of-memory message ("GPU 0 has a total capacity of
+..."); each is the smallest total reported by driver versions 525 and later, without MIG and with default ECC.
+An A100-40GB has 39.38 GiB (39.59 with older drivers), an H100 79.11
+(github.com/vllm-project/vllm/issues/27508), an L40S 44.39, an RTX 4090 23.51. The speeds are from NVIDIA's
+data sheets, and the workspaces from torch's CublasHandlePool.cpp (2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper
+on). The sizes of contexts, which depend on the driver and on the loaded kernels, are high estimates: `make
+test-all` measures contexts on a machine with GPUs, and _OLDER_CONTEXTS_MIB has published measurements. The
+sizes of NCCL's buffers, which grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986), are
+estimates too.
 """
 
 from __future__ import annotations

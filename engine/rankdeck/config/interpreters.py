@@ -1,9 +1,9 @@
 """Chooses the Python that runs a script, without starting any interpreter.
 
 The candidates are tried in this order: --python, the folder's rankdeck.toml, the active environment
-(VIRTUAL_ENV or CONDA_PREFIX, unless it is Rankdeck's own), .venv, Rankdeck's own. The app and a project are
-often in different environments. Read environments.py for how interpreters are described, and folder_file.py
-for rankdeck.toml.
+(VIRTUAL_ENV or CONDA_PREFIX, unless it is Rankdeck's own), .venv, and Rankdeck's own, which is last because
+the app and a project are often in different environments. Read environments.py for how interpreters are
+described, and folder_file.py for rankdeck.toml.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ JOIN_ENV = "RANKDECK_JOIN"
 
 
 def portable_tables(config: RunConfig) -> TomlTable:
-    """Return the configuration's tables for use on another host, with code paths relative to its folder."""
+    """Return the tables for use on another host, with code paths relative to the configuration's folder."""
     tables = config.to_dict()
     # Removed, because the path is this host's: elsewhere, the folder is where the file is.
     folder = Path(tables.pop("folder", None) or ".").resolve()

@@ -25,11 +25,11 @@ class StrategyPlanning:
     label_option: str | None = None
     """The option that a row's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
-    """Ranks with equal memory: all, those with equal weight slices, those of a mesh that differ only along
-    data and tensor, or none."""
+    """Ranks that use equal memory: all ranks, ranks with equal weight slices, ranks whose mesh positions
+    differ only along data and tensor, or none."""
     extra_steps: int = 0
-    """Number of additional steps to trace until each step is like the previous one; collectives are counted
-    in the second step."""
+    """Number of steps to trace beyond the usual two, until each step is like the previous one; collectives
+    are counted in the second step."""
     is_sequential: bool = False
     """Whether devices compute one after the other."""
     has_one_thread: bool = False

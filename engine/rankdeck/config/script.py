@@ -42,7 +42,7 @@ class ScriptTable(Table):
     run: str
     """The file, module or program, as typed."""
     kind: Literal["file", "module", "program"] = "file"
-    """python FILE, python -m MODULE, or PROGRAM directly (--no-python)."""
+    """Form of the command: python FILE, python -m MODULE, or PROGRAM directly (--no-python)."""
     args: list[str] = Field(default_factory=list)
     folder: str
     """Absolute path of the working directory."""

@@ -9,9 +9,9 @@ map-style data sets.
 Each sample is `(inputs, targets)`. A data set, including a user's own, may offer three optional attributes:
 
     read_batch(indices)        returns a whole batch, where that is faster than collating samples
-    needs_epoch = True         it is indexed by a SampleKey (seed, epoch, sample) instead of a plain index, so
-                               that it can seed a generator of its own
-    is_random = False          it draws nothing from global generators, so they need no seed
+    needs_epoch = True         the data set is indexed by a SampleKey (seed, epoch, sample) instead of a plain
+                               index, so that it can seed a generator of its own
+    is_random = False          the data set draws nothing from global generators, so they need no seed
 
 Read samplers.py, randomness.py and loader.py next.
 """

@@ -2,8 +2,9 @@
 
 corpus.py runs this file as a separate process.
 
-Bytes map to the 256 characters of Latin-1 and back, so any file can be tokenized without loss. stdin:
-{"files": [...], "vocabulary": 8192, "folder": "..."}. Output in that folder: tokens.bin and tokenizer.json.
+Bytes map to the 256 characters of Latin-1 and back, so any file can be tokenized without loss. The request on
+stdin is {"files": [...], "vocabulary": 8192, "folder": "..."}; tokens.bin and tokenizer.json are written to
+the folder that it names.
 """
 
 from __future__ import annotations

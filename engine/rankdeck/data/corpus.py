@@ -2,10 +2,10 @@
 
     files (sorted) --stat--> fingerprint --known?--> content key --> <cache>/text/<key>/tokens.bin
 
-Text is read as bytes. With a vocabulary of 256 the tokens are the bytes themselves. For larger ones bpe.py
-trains a BPE vocabulary in a separate process, because its threads must not live in a process that forks
-ranks. Several processes may build at the same time: each writes to its own folder, and the first rename wins.
-This module does not import torch. Read text.py next.
+Text is read as bytes. With a vocabulary of 256 the tokens are the bytes themselves. For a larger vocabulary,
+bpe.py trains BPE in a separate process, because its threads must not live in a process that forks ranks.
+Several processes may build at the same time: each writes to its own folder, and the first rename wins. This
+module does not import torch. Read text.py next.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rankdeck.base.phrases import phrase
 
 STDLIB = "@stdlib"
 STDLIB_CAP_BYTES = 8_000_000
-"""Size limit of @stdlib's files: enough to learn from, and tokenized within two seconds. Other paths have no
-limit."""
+"""Limit of the total size of @stdlib's files: enough to learn from, and tokenized within two seconds. Other
+paths have no limit."""
 
 NUM_BYTES = 256
 PIECE_BYTES = 64 * 1024

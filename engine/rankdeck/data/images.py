@@ -181,7 +181,7 @@ class TrainImageSamples(ImageSamples):
 def random_box(width: int, height: int, chance: random.Random) -> tuple[float, float, float, float]:
     """Return a random crop box inside the image.
 
-    Its area is between MIN_AREA and all of the image's area, its aspect ratio between 3:4 and 4:3.
+    It covers at least the fraction MIN_AREA of the image; its aspect ratio is between 3:4 and 4:3.
     """
     area = width * height * chance.uniform(MIN_AREA, 1.0)
     ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -151,7 +151,7 @@ class _Reader:
 
     def read(self, draws: Sequence[SampleKey]) -> Any:
         """Return (inputs, targets), or a _ReportedBatch with that pair. If samples are dicts, the inputs are
-        the dict, and the targets are its `labels`, or the dict again if it has none.
+        the batch's dict, and the targets are its `labels`, or the same dict if it has no labels.
 
         Raises:
             DataError: samples are neither pairs nor dicts, or cannot be stacked.

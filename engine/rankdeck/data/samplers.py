@@ -9,9 +9,9 @@ microsteps, and each microstep is cut among the data ranks:
     microstep     | rank 0 | rank 1 | ... |
 
 All cuts are contiguous, so the union over ranks does not depend on their number. The tail, too short for a
-step, is dropped (data.last = "drop") or becomes a shorter step that is cut the same way ("keep"): microsteps
-and ranks then differ by at most one sample, and a rank with an empty share reads a padding sample that does
-not count. Read loader.py next.
+step, is dropped (data.last = "drop") or becomes a shorter step that is cut the same way ("keep"): the sizes
+of microsteps and of rank shares then differ by at most one sample, and a rank with an empty share reads a
+padding sample that does not count. Read loader.py next.
 """
 
 from __future__ import annotations

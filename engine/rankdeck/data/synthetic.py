@@ -1,4 +1,4 @@
-"""Generates learnable samples from a seed, in the form that a model's input requires.
+"""Generates learnable samples from a seed, in the form that a model takes as input.
 
 There are two kinds of samples, depending on the model's input:
     numbers   one of `classes` patterns plus noise; the target is the pattern's class

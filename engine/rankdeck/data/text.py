@@ -3,7 +3,7 @@
 Training windows lie side by side in the first 95 % of the token stream, held-out windows in the last 5 %;
 both are the same for every seed. At most MAX_HELDOUT_WINDOWS evenly spaced held-out windows are used, so that
 an evaluation on a CPU takes seconds and not minutes. All ranks share the tokens as a memory map. corpus.py
-builds them and explains what @stdlib covers (its first 8 MB of files).
+builds the tokens; for @stdlib, they cover the first 8 MB of the standard library's files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Explain why a run ran out of memory: what was on the device, and which allocation failed.
 
-A rank reports at its end the size of the failed allocation, the module that made it, and what the model's
+At its end, a rank reports the size of the failed allocation, the module that made it, and what the model's
 modules hold (events.OutOfMemory). Memory by kind at that moment is known on a GPU, whose allocator always
 counts it, and in a rehearsal if the ledger followed the step. Otherwise the last sampled step is shown, with
 its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes come from the
@@ -35,7 +35,7 @@ NO_SMALLER_PLAN_TEXT = tr_noop(
 )
 _OVER_CAPACITY_CODE = "over-capacity"
 _KIND_TEXTS = {"gathered": tr_noop("gathered")}
-"""Texts for memory kinds that the app names differently elsewhere."""
+"""Texts of this report for memory kinds that have other names elsewhere in the app."""
 _USAGE_TEXTS = (
     ("in_use_bytes", tr_noop("this process held {size}"), tr_noop("This process held {size}")),
     ("allocated_bytes", tr_noop("torch's tensors took {size}"), tr_noop("Torch's tensors took {size}")),

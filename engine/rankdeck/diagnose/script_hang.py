@@ -1,6 +1,6 @@
-"""Warn about a user's own script that hangs: which rank hangs, where it is, and what the other ranks do.
+"""Warn about a user's own script that hangs: which rank hangs and where, and what the other ranks do.
 
-The usual duration of a script's phases is unknown, so a hang never ends the run. Read hang.py first.
+The usual duration of a script's phases is unknown, so Rankdeck never ends the script. Read hang.py first.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Function in which a thread waits -> folders of its source file, for torch installed or built from source.
-"""
+"""Function in which a thread waits -> folders of torch that define it, the same if torch is built from
+source."""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -49,8 +49,8 @@ class Frame:
 def parse_stack(text: str) -> list[Frame]:
     """Return the stack of the most informative thread in faulthandler's last report, innermost frame first.
 
-    This is the thread marked as current (the main thread) if it runs user code or waits for another rank. If
-    not, it is the first thread that runs user code or, without such a thread, still the current thread.
+    This is the thread marked as current (the main thread) if that thread runs user code or waits for another
+    rank. If not, this is the first thread that runs user code or, if no thread does, the current thread.
     """
     threads, current = _parse_threads(text)
     if current is None:

@@ -37,11 +37,11 @@ _PROGRESS_BAR = re.compile(
 )
 """A progress bar on the same line as a traceback's header: the bar does not end with a newline."""
 _GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
-"""Prefix of the lines of an exception group, but not of the exceptions inside it."""
+"""Prefix of an exception group's own lines; the prefix of the exceptions inside the group does not match."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
-"""What Python prints before a traceback that ends neither a thread nor the process."""
+"""What Python prints before the traceback of an exception that ends neither a thread nor the process."""
 _THREAD_PREFIX = "Exception in thread "
 """What Python prints before the traceback of an exception that ends only a thread, not the process."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -142,7 +142,7 @@ def read_failure(
 ) -> RankFailed | None:
     """Return the exception that ended a rank, read from its stderr; None if there is none.
 
-    For a rank that has not ended, an exception that ended only a thread counts: it may be why the rank hangs.
+    If the rank is alive, also return an exception that ended only a thread: it may be why the rank hangs.
     """
     raised, tail = None, ""
     # A long tail is read only if the short one has no complete traceback: it costs up to 8 MiB.
@@ -215,8 +215,8 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
-    """Return `first` or, if it is empty, the first nonempty line after line `number`; empty if `first` is
-    None."""
+    """Return the message of the exception on line `number`: `first`, the text after the exception's type, or,
+    if `first` is empty, the first nonempty line below. Return an empty string if `first` is None."""
     if first:
         return first.strip()
     following = (line.strip() for line in lines[number + 1 : number + 6])

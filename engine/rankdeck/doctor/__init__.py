@@ -1,8 +1,8 @@
 """Check whether this machine can train: one check for each thing that makes runs fail before they start.
 
-Read lines.py (the output, one JSON line per row) and check_runner.py (the list of checks, run in parallel,
-each with its time limit in a process that can be killed). The checks are in gpus.py, python.py, rendezvous.py
-(two ranks that connect), network.py, disk_space.py and limits.py. probe_torch.py and probe_rendezvous.py run
-in the project's interpreter. doctor_advice.py decides for which problems the doctor is recommended. Nothing
-here imports torch, changes the machine or leaves a file.
+Read lines.py (the output, one JSON line per row) and check_runner.py (the list of checks, which run in
+parallel, each in a process that is killed at its time limit). The checks are in gpus.py, python.py,
+rendezvous.py (two ranks that connect), network.py, disk_space.py and limits.py. probe_torch.py and
+probe_rendezvous.py run in the project's interpreter. doctor_advice.py decides for which problems the doctor
+is recommended. No check imports torch in this process, changes the machine or leaves a file.
 """

@@ -26,7 +26,7 @@ _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
 """Two thresholds and a good value for the limit of open files. A rank with a few loader workers keeps several
 hundred files open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""Thresholds for the threads left to the user: a rank starts one per core, and several to communicate."""
+"""Thresholds for threads that can still start: a rank starts one per core, and several to communicate."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
 """Minimum address space: CUDA reserves address space for the memory of all GPUs and of the host."""

@@ -223,7 +223,7 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
 
 
 def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckLine:
-    """Return the row about packages: only those that user code's lock file pins must have equal versions."""
+    """Return the row about packages: only those pinned by user code's lock file must have equal versions."""
     lock = None if code is None else packages.find_lock_file(code)
     try:
         names = None if lock is None else packages.pinned_packages(lock)

@@ -69,7 +69,7 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
 
 
 def _ping_loopback() -> int:
-    """Send a few bytes over loopback and back, and return the port.
+    """Send a few bytes to a port on loopback, receive them back, and return the port.
 
     Raises:
         OSError: the bytes did not arrive.

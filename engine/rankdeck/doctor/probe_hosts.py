@@ -37,7 +37,7 @@ LARGE_BYTES = 256 << 10
 """Size of a message that fills many packets: a network may deliver small packets and drop large ones."""
 _PAIR_TIMEOUT_S = 12.0
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
-"""Numbers of elements in 1 and 16 MiB; the time for 1 MiB shows how often 16 MiB fit into half a second."""
+"""Numbers of float32 values in 1 and 16 MiB; the time for 1 MiB tells how often to measure 16 MiB."""
 _MEASURE_S = 0.5
 _MAX_ROUNDS = 8
 Endpoint = tuple[str, int]
@@ -56,7 +56,7 @@ def interface_of(address: str) -> str | None:
 
 
 def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | None) -> None:
-    """Run this host's part of the probe until it is killed.
+    """Run this host's part of the probe until the process is killed.
 
     Host 0 is the coordinator; on the other hosts, `store` is the address of the coordinator's store.
 

@@ -1,4 +1,4 @@
-"""Probe that a project's interpreter runs: it reports the installed torch and what that torch can use.
+"""A probe that a project's interpreter runs: it reports the installed torch and what that torch can use.
 
 The probe imports nothing from Rankdeck and prints one JSON object on its last line. python.py starts it.
 """

@@ -32,7 +32,7 @@ class ProbedHost(NamedTuple):
         return self.process.exit_code is not None or self.host.error is not None
 
     def failure_reason(self) -> str | None:
-        """Return why this host cannot take part in further checks, apart from connection problems between
+        """Return why this host cannot take part in further checks, ignoring connection problems between
         hosts; None if it can."""
         if (why := self.step("torch").get("error")) is not None:
             return phrase("torch cannot be imported: {why}", why=str(why)[:300])

@@ -1,6 +1,6 @@
 """Start a run, watch it and end it.
 
-    start.py              starts runs for a command: checks, devices, run directory
+    start.py              starts runs: checks the request, chooses devices, creates the run directory
     guard_launcher.py     starts the guard; returns once the guard holds the run's lock
     device_selection.py   resolves "auto", "gpu:0,2" or "cpu:4" to the run's devices
     guard.py              holds the run's lock, reaps its processes, writes the exit record
@@ -9,14 +9,14 @@
     rank_group.py         the interface of an attempt's ranks, with two implementations
     forked_ranks.py       ranks of a configuration: forked once torch is imported, released later
     script_ranks.py       ranks of a user's script: executed, streams relayed, signals forwarded
-    race.py               runs strategies one after another while holding their leases
+    race.py               runs strategies one after another on the devices that it leases
     rank_process.py       a rank as a child process: polled, signalled, ended with its whole session
     rank_start.py         the first code that runs in a configuration's rank
     torchrun.py           the environment variables that torchrun sets for a rank
     streams.py            relays the ranks' terminals and pipes to logs and to the command
     store.py              the store through which the ranks rendezvous
     watch.py              reads heartbeats, detects hangs, collects evidence
-    script_watch.py       watches a script in the same way; the script may start ranks itself
+    script_watch.py       does the same for a script, which may start ranks itself
     stacks.py             asks ranks for their stacks
     control.py            asks a run to stop, waits for its end
     processes.py          finds processes by session and environment, kills leftovers

@@ -21,7 +21,7 @@ from rankdeck.launch.peers import LEFT, CoordinatorServer, GuardMessage
 from rankdeck.remote.clock import ClockOffset
 
 _RENDEZVOUS_TIMEOUT_S = 300.0
-"""How long the coordinator waits for the last node."""
+"""How long the coordinator waits for the last node to connect."""
 _REMOVED_ADVICE = phrase(
     "To continue without the removed files, resume the run on the hosts that still have its folder."
 )
@@ -121,7 +121,7 @@ class CoordinatorGuard(HostGuard):
         ]
 
     def _broadcast_layout(self, failed: str = "") -> None:
-        """Send every node the layout: which ranks run on each host."""
+        """Send every node the layout (which ranks run on each host) and the previous failure's signature."""
         store = [self.hosts_spec["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
@@ -157,7 +157,7 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """Tell every node to end its part because of host `because`, and end the local part."""
+        """Tell every node to end its part, blaming host `because` (`why`), and end the local part."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 

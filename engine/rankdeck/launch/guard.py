@@ -372,7 +372,7 @@ class Guard:
         return report if isinstance(report, dict) else {}
 
     def report_lost_save(self) -> None:
-        """Report an incomplete checkpoint if a save marker shows that its writer was ended."""
+        """Report an incomplete checkpoint if a save marker shows that the run ended during a save."""
         if was_save_interrupted(self._run):
             self._exit_record.report_problem(
                 "save-lost",

@@ -1,7 +1,7 @@
 """Run a guard process from its first fork to its end.
 
-The class is `Guard` or, in a multi-host run, `CoordinatorGuard` or `NodeGuard`. Standard library only, like
-the whole guard.
+The guard's class is `Guard` or, in a multi-host run, `CoordinatorGuard` or `NodeGuard`. Standard library
+only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class NodeGuard(HostGuard):
         super().stop(now=now)
 
     def start_next_attempt(self) -> bool:
-        """Report the end of this part, then do what the coordinator decides."""
+        """Report the end of this part, obey the coordinator, and return whether the next attempt started."""
         self._flush_events()
         self._client.send(self.end_message())
         # Twice, because the coordinator itself waits for the other nodes for LEAVE_TIMEOUT_S before it

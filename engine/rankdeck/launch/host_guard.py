@@ -1,9 +1,8 @@
 """Common base of the guards of a multi-host run, one per host.
 
     the coordinator listens  ->  nodes connect and describe themselves  ->  all get the layout and start their
-    supervisors  ->  guards exchange heartbeats (peers.py)  ->  a guard whose part has ended reports how
-
-    ->  once all parts have ended, the remaining hosts start the next attempt together, or leave
+    supervisors  ->  guards exchange heartbeats (peers.py)  ->  each guard reports how its host's part of the
+    run has ended  ->  the remaining hosts start the next attempt together, or leave
 
 When a part fails or a host is lost, the coordinator makes the other hosts end their parts. If the connection
 to another host is lost, the supervisor is killed, because its ranks may block in a call that never returns.
@@ -31,7 +30,7 @@ from rankdeck.launch.peers import (
 )
 
 VICTIM_TIMEOUT_S = 5.0
-"""Time that a part gets to report its failure if other hosts caused the failure."""
+"""Time that a part of the run gets to report its own failure before it is ended because of another host."""
 LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
 """How long the coordinator waits for the nodes to end."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")

@@ -25,7 +25,7 @@ REPORT_INTERVAL_S = 5.0
 """Time without progress after which a node reports its ranks to the coordinator, and time between two
 reports."""
 _REPORT_WAIT_S = 8.0
-"""Additional time before the coordinator warns of a hang while reports are missing."""
+"""Time by which the coordinator delays a hang warning if nodes' reports about some ranks are missing."""
 _MAX_REPORT_AGE_S = 3 * REPORT_INTERVAL_S
 _MAX_FRAMES, _MAX_CALLS, _MAX_TEXT_LENGTH = 40, 16, 300
 
@@ -141,8 +141,8 @@ class CoordinatorWatch(Watch):
         return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
     def _on_report(self, report: StoodStill, now_s: float) -> None:
-        """Store a report. If the previous report was about the same heartbeat, keep the heartbeat's time
-        computed from that report, since delivery times vary."""
+        """Store a report. If the previous report was about the same heartbeat, keep the time computed for the
+        heartbeat then, since delivery times vary."""
         at_s, before = now_s - max(0.0, report.silent_s), self._reports.get(report.rank)
         is_same = before is not None and before.beat[:2] == (report.step, report.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:

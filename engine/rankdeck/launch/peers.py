@@ -1,10 +1,10 @@
 """Connections between the guards of a multi-host run, with heartbeats that detect lost hosts.
 
-The coordinator's guard listens at one address, on a free port, for as long as the run lasts. Each node's
-guard connects, sends the run's secret and information about its host, and gets the layout once the last node
-has joined. From then on both sides send at least a heartbeat every half second. A host that is silent for
-five seconds is considered lost, whatever the state of its connection: an unplugged cable closes no
-connection, and torch's own store would block its clients. Messages are JSON lines, heartbeats empty lines.
+The coordinator's guard listens at one address, on a free port, while the run lasts. Each node's guard
+connects, sends the run's secret and information about its host, and gets the layout once the last node has
+joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
+seconds is considered lost, whatever the state of its connection, which an unplugged cable does not close.
+torch's own store is not used, as it would block its clients. Messages are JSON lines, heartbeats empty lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "unplugged",
 )
 """Reasons for the loss of a host: it was silent, its connection closed, it reported that it was done, all
-other hosts were silent, they took this host's suspension for a loss, or this host's interface is down."""
+other hosts were silent, this host was suspended for too long, or this host's interface is down."""
 GuardMessage = dict[str, Any]
 
 
@@ -93,7 +93,7 @@ class Peer:
             self.close(SILENT)
 
     def is_responsive(self, now_s: float) -> bool:
-        """Check whether the peer has missed no heartbeats, or only the most recent ones."""
+        """Check whether the time since the peer's last data is well below the timeout."""
         return now_s - self._received_s < HEARTBEAT_TIMEOUT_S - 2 * HEARTBEAT_INTERVAL_S
 
     def reset_timeout(self, now_s: float) -> None:

@@ -4,9 +4,9 @@
     summarized  ->  the first entry runs once more  ->  verdicts
 
 This process holds the race's lock and the leases, and so does the running entry's guard, through the same
-open files. However this process ends, they are released exactly when no process of the race is left. An entry
-trains the first steps of the requested training, with its schedule, seed and data; it neither saves nor
-evaluates. Nothing here imports torch. Read run/race.py first.
+open files. The lock and the leases are therefore released exactly when no process of the race is left, even
+if this process is killed. An entry trains the first steps of the requested training, with its schedule, seed
+and data; it neither saves nor evaluates. Nothing here imports torch. Read run/race.py first.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> Race
 
 
 def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
-    """Return the requested configuration with the strategy of a plan's line; if `steps` is given, adapted to
-    an entry of a race.
+    """Return `base` with the strategy of a plan's line. If `steps` is given, also adapt the configuration to
+    a race's entry with that number of steps.
 
     Raises:
         ConfigError: the configuration and the strategy are not compatible.

@@ -14,7 +14,7 @@ SAVE_TIMEOUT_S = 30.0
 """Seconds without a change on disk after which no process waits for a save."""
 
 _POLL_INTERVAL_S = 0.5
-"""Seconds between two scans of up to hundreds of files."""
+"""Seconds between two scans of the files of a save, of which there may be hundreds."""
 
 
 def save_marker(run: str | Path) -> Path:
@@ -25,7 +25,7 @@ def save_marker(run: str | Path) -> Path:
 def was_save_interrupted(run: str | Path) -> bool:
     """Remove the save marker of an ended run and return whether there was one.
 
-    Without the marker, the next attempt does not start with a save in progress.
+    If the marker remained, the next attempt would seem to be saving from its start.
     """
     try:
         save_marker(run).unlink()

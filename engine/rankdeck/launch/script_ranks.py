@@ -258,7 +258,7 @@ class ScriptRanks(RankGroup):
         return phrase("The script starts again")
 
     def script_status(self) -> int | None:
-        """Return the exit status of the rank that caused a failure, else the first nonzero exit status."""
+        """Return the exit status of the rank at fault or, if it has none, the first nonzero exit status."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
         if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
             codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)

@@ -2,10 +2,10 @@
 
 Each rank receives a signal and writes its answer to log files, even from inside a blocked collective.
 
-    logs/rank-<r>.<attempt>.stacks    faulthandler appends to this file
-    logs/rank-<r>.<attempt>.calls     rewritten with each answer: the collectives that the rank has reached
+    logs/rank-<r>.<attempt>.stacks    the stacks of all threads; faulthandler appends each answer
+    logs/rank-<r>.<attempt>.calls     the collectives that the rank has reached; each answer replaces the file
 
-Watches ask when a run makes no progress; `rankdeck stacks` can ask at any time.
+watch.py asks when a run makes no progress; `rankdeck stacks` can ask at any time.
 """
 
 from __future__ import annotations

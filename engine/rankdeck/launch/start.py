@@ -333,7 +333,7 @@ def _environment_facts(
     """Return the contents of environment.json for a script. The script reports its own package versions after
     importing the packages.
 
-    `problems` are warnings that the supervisor forwards as events.
+    The entry `problems` contains warnings that the supervisor forwards as events.
     """
     return {
         "versions": {"rankdeck": rankdeck.__version__},

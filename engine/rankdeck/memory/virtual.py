@@ -2,7 +2,7 @@
 
 On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
 it (fan_out scatters, a pipeline or model split transfers). A transfer makes a real copy, so that each device
-has its own bytes, and is recorded in the ledger; without a tracking ledger it costs one clone.
+has its own bytes, and is recorded in the ledger; if the ledger does not track, a transfer costs one clone.
 """
 
 from __future__ import annotations

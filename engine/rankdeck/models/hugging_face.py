@@ -3,15 +3,15 @@ for training from scratch.
 
     [model]
     use = "rankdeck.models.hugging_face:model"
-    args = { config = "path/to/config.json", num_hidden_layers = 8 }   # file or folder; overrides fields
+    args = { config = "path/to/config.json", num_hidden_layers = 8 }
     [data]
     use = "rankdeck.models.hugging_face:tokens"
     args = { config = "path/to/config.json", length = 1024 }
     [loss]
     use = "model"
 
-It downloads nothing and reads no weights. Requires the `hf` extra. Read user_code.py for how a factory is
-called.
+`config` is a file or its folder; the model's other arguments override fields of the configuration. Nothing is
+downloaded, and no weights are read. Requires the `hf` extra. Read user_code.py for how a factory is called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes losses as a sum and a count, never as a mean.
 
 A mean of means is wrong if ranks hold different numbers of targets (off by 4e-3 on masked text); sums add up
-however the batch is split. The loop divides once, by the count of the global batch. Megatron-LM and
+however the batch is split. The training loop divides once, by the count of the global batch. Megatron-LM and
 torchtitan use the sum form for the same reason. Read training/step.py next.
 """
 
@@ -148,7 +148,7 @@ def _numel(targets: Any) -> int | None:
 
 
 def cross_entropy(*, may_mask: bool = True) -> Loss:
-    """Return the cross entropy, summed over targets that are not IGNORE_INDEX; it also counts correct
+    """Return the loss that sums the cross entropy over targets other than IGNORE_INDEX and counts correct
     predictions. With `may_mask` False (the data never masks a target), the count is the number of targets."""
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
     return Loss("cross_entropy", function, _numel, _count_correct)
@@ -295,9 +295,9 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Return the total divisor of a loss that is also divided by `other`. autograd passes a Python number as
-    a tensor that no dispatch mode can handle. Such an `other`, like every 0-dim CPU tensor, is turned back
-    into a number without a copy."""
+    """Return the total divisor of a loss that is divided by `divisor`, if set, and by `other`. autograd
+    passes a Python number as a tensor that no dispatch mode can handle. Such an `other`, like every 0-dim CPU
+    tensor, is turned back into a number without a copy."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor

@@ -1,7 +1,7 @@
 """Checks whether ranks train on the same samples, and whether epochs repeat the same order.
 
-A few numbers are read from a loader's first batches, on the host only. After that only the end of an epoch is
-examined. Read loaders.py first.
+A few numbers are read from a loader's first batches, but only from tensors in host memory. After these
+batches, only the end of an epoch is examined. Read loaders.py first.
 """
 
 from __future__ import annotations

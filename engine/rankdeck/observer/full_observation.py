@@ -32,7 +32,7 @@ PART = "full"
 TRACKED_SOURCE = "measured in full observation"
 """The same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Step counts after which the next two steps are tracked, or later steps if tracking is not possible yet."""
+"""Step counts after each of which two steps are tracked, as soon as tracking is possible."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
@@ -87,7 +87,7 @@ class MemoryTracker:
         self._context.__enter__()
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
-        """Handle the end of an optimizer's step. The step in which tracking started does not count."""
+        """Handle the end of an optimizer's step. The step at whose end tracking starts is not tracked."""
         if optimizer is not self._leader or threading.get_ident() != self._thread:
             return
         self._num_steps += 1
@@ -173,7 +173,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Label as inputs the batches that a loader returns during a tracked step."""
+    """Make the ledger count the batches that a loader returns during a tracked step as inputs."""
     if not _trackers:
         return
     full = _trackers[0]

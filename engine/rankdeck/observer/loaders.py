@@ -1,7 +1,7 @@
 """Counts the samples of each step, and measures how long the step waited for its batches.
 
-A batch counts once the next backward has run: batches that a loader only prefetched are not counted. Each
-iterator has its own queue and contributes one batch to a backward. Validation batches do not count. These are
+A batch is counted when the next backward runs, so batches that a loader only prefetched are not counted. Each
+iterator has its own queue and contributes one batch to a backward. Validation batches are not counted either:
 batches fetched with gradients disabled, and batches of iterators that end, or are abandoned, after several
 batches without a backward.
 """
@@ -36,7 +36,7 @@ class _LoaderIterator:
         self.first_batches: list[list[Any]] = []
         """Numbers read from the iterator's first batches."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has ever followed a batch of this iterator, and whether in the current pass."""
+        """Whether a backward has followed any batch of this iterator: ever, and in the current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 
@@ -144,7 +144,7 @@ class LoaderTracker:
         return measure
 
     def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
-        """Yield ((path, whether to use len()), number of samples), most likely first."""
+        """Yield ((path, whether to use len()), number of samples), from the most to the least likely."""
         if isinstance(batch, self._tensor):
             if batch.dim():
                 yield (path, False), int(batch.shape[0])

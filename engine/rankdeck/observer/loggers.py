@@ -1,10 +1,10 @@
-"""Turns values that a script logs into curves: from `rankdeck.log` (log.py) and from logging libraries.
+"""Turns the values that a script logs, with `rankdeck.log` (log.py) or a logging library, into curves.
 
 A table lists the module of each library's logger and the calls to wrap right after the module is imported.
-All of these calls are documented, except one in Lightning's internal connector, through which every
-`self.log` of a module goes. Values are recorded as the library passes them on, before any backend sees them,
-under the script's names, and only in the process that logs them (rank 0 if the library restricts logging to
-it). Read metrics.py first.
+All of these calls are documented, except one in Lightning's internal connector, which receives every
+`self.log` call of a LightningModule. Values are recorded as the library passes them on, before any backend
+sees them, under the script's names, and only in the process that logs them (rank 0 if the library restricts
+logging to it). Read metrics.py first.
 """
 
 from __future__ import annotations

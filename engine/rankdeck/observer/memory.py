@@ -22,7 +22,7 @@ PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
 MEASURED_ON_GPU = "measured on GPU"
 UNATTRIBUTED = "unattributed"
-"""The same text as in events.py, like the two constants above; a test compares them."""
+"""This text and the two above it are the same as in events.py; a test compares them."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """Kinds of memory in order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01
@@ -41,7 +41,7 @@ class OwnedMemoryReader:
         self._next_walk_at = self._next_read_at = 0.0
 
     def read(self, optimizers: Iterable[Any], modules: Iterable[Any]) -> dict[str, object] | None:
-        """Return the fields of an event, except rank and step; None if it is too early to read again."""
+        """Return a memory event's fields except rank and step; None if it is too early to read again."""
         start_s = time.perf_counter()
         if start_s < self._next_read_at:
             return None

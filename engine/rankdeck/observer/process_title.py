@@ -1,10 +1,10 @@
 """Sets the names that `ps`, `top` and `nvidia-smi` show: "rank 2/4 gpt-ddp", "guard gpt-ddp".
 
-Linux keeps two names: `comm` and the arguments. `comm` (15 bytes) is a file that the process can write; in a
-user's script, only this file is changed. Rankdeck's own ranks are forked, so all of them would show the
-supervisor's arguments; these are overwritten in memory, long after Python has copied them. If the system
-refuses, the names stay as they are: a name is not worth a failure. This file is in this package because the
-observer and the guard import nothing from outside it.
+Linux keeps two names of a process: `comm` (15 bytes), which the process can change by writing to a file, and
+the arguments. In a user's script, only `comm` is changed. Rankdeck's own ranks are forked, so all of them
+would show the supervisor's arguments; these are overwritten in memory, long after Python has copied them. If
+the system refuses, the names stay as they are: a name is not worth a failure. This module is in the
+observer's package because the observer and the guard import nothing from outside that package.
 """
 
 import os

@@ -28,8 +28,8 @@ _LAST_STEP_AFTER_S = 0.25
 class StepRows:
     """Rows of this process, passed from the training thread to the writer thread.
 
-    A row is (end, end as Unix time, losses, learning rate, gradient norm, backward calls, total wait so far,
-    total samples so far).
+    A row is (end as time.perf_counter, end as Unix time, losses, learning rate, gradient norm, backward
+    calls, total wait so far, total samples so far).
     """
 
     def __init__(self, session: RankSession) -> None:

@@ -1,10 +1,12 @@
 """Defines a step of the run: an outermost step of the leading optimizer.
 
 torch calls hooks around the step of every optimizer. A step inside another optimizer's step (a wrapper's) is
-part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads. It
-is chosen when an optimizer steps for the second time. Earlier steps, and all steps of other optimizers, are
-set aside: they become steps of the run if the leading optimizer is gone or no longer steps, and count as
-other optimizers' steps if it steps again. A step is a tuple in a list; step_rows.py writes it.
+part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads;
+this is decided when an optimizer steps for the second time. Steps before that decision, and all steps of
+other optimizers, are set aside. When an optimizer becomes the leading one, its own steps that were set aside
+become steps of the run. All others count as other optimizers' steps, at the latest when the leading optimizer
+steps again. If the leading optimizer is gone or no longer steps, another optimizer leads. A step is a tuple
+in a list; step_rows.py writes it.
 """
 
 from __future__ import annotations
@@ -234,7 +236,7 @@ class StepObserver:
                 function(optimizer)
 
     def _count_others(self) -> None:
-        """Count the uncounted steps of all optimizers as other optimizers' steps."""
+        """Count all uncounted steps as steps of optimizers other than the leading one."""
         self._max_other_steps, self._num_other_steps = max(self._max_other_steps, self._num_other_steps), 0
         for key, track in list(self._tracks.items()):
             self._count_other(track)

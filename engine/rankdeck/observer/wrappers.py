@@ -56,8 +56,8 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 def _enable_parameter_names() -> Callable[[], None]:
     """Make DDP name unused parameters in its errors, and return a function that undoes this.
 
-    Until then, wrappers are built as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that the script sets is
-    kept.
+    Until that function is called, wrappers are built as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that
+    the script sets is kept.
     """
     import torch
 
@@ -100,7 +100,7 @@ def _wrap_constructor(
 def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
-    """Record a wrapper. If there are several (nested, or one per layer), the last one is the outermost."""
+    """Record a wrapper. Of several (nested, or one per layer), the wrapper recorded last is the outermost."""
     arguments = inspect.signature(called).bind(*args, **kwargs).arguments
     options = {key: _to_json(value) for key, value in list(arguments.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})

@@ -2,10 +2,11 @@
 
 A process claims its file with a lock that ends with the process. If the file is locked, the process takes the
 next free rank number of the run. If the process that wrote the file has ended, the new process continues
-after the last line. A process that only logs unlocks the file after each write, and other processes wait for
-that. Each line is one write. Lines that cannot be written to disk are counted, and the count is reported once
-writing works again. A script may close descriptors that it did not open (a daemon does), and one of its own
-files may then get the same number: in that case nothing is written or closed. See events.py in rankdeck.
+after the last line. A process that logs values but does not train unlocks its file after each write, and
+other processes wait until the file is unlocked. Each line is one write. Lines that cannot be written to disk
+are counted, and the count is reported once writing works again. A script may close descriptors that it did
+not open (a daemon does), and one of its own files may then get the same number: in that case nothing is
+written or closed. See events.py in rankdeck.
 """
 
 from __future__ import annotations

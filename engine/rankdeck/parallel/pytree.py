@@ -124,10 +124,8 @@ def split_batch(value: Any, size: int, num_samples: int) -> list[Any]:
 
 
 def cast_to(value: Any, dtype: torch.dtype) -> Any:
-    """Cast floating and complex tensors to the run's precision.
-
-    Only fp64 changes anything; otherwise the value is returned as it is.
-    """
+    """Cast floating and complex tensors to double precision if `dtype` is fp64; else return `value`
+    unchanged."""
     if dtype is not torch.float64:
         return value
     return map_tensors(value, lambda tensor: tensor.to(fp64_dtype(tensor.dtype)))

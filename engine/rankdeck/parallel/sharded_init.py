@@ -6,8 +6,8 @@ No device ever holds more than one full block in addition to its slices.
     split     this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
     shard     this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
 
-fsdp shards, tensor splits, and hybrid does both: it splits a layer as soon as it is filled, and shards a
-block after its layers.
+The fsdp strategy shards, the tensor strategy splits, and hybrid does both: it splits each layer as soon as
+the layer is filled, and shards a block once all layers of the block are split.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ _MAX_BISECTIONS = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train: a strategy, and `changes`, which maps other dotted configuration keys to new
-    values."""
+    """One way to train: a strategy, its `options`, and `changes` (new values by dotted configuration key)."""
 
     strategy: str
     options: StrategyOptions = field(default_factory=dict)
@@ -129,9 +128,9 @@ def representative_ranks(
 ) -> dict[int, int]:
     """Return, for every rank, the rank whose plan also applies to it.
 
-    Replicas and ranks of one tensor group have tensors of equal shapes; stages differ. `alike` gives for
-    every slice of sharded weights the first slice with the same shapes; if empty, all slices are treated as
-    equal to the first.
+    Replicas and ranks of one tensor group have tensors of equal shapes; stages differ. `alike` gives, for
+    every slice of sharded weights, the index of the first slice with the same shapes; if `alike` is empty,
+    all slices are treated as equal to the first slice.
     """
     if equal_ranks == "all":
         return dict.fromkeys(range(num_devices), 0)

@@ -53,7 +53,7 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class PassRequest:
-    """The rank to run: `config` names its strategy and devices, `num_devices` is the number of devices."""
+    """The rank to run: `config` names its strategy and devices; `num_devices` is the number of devices."""
 
     config: RunConfig
     num_devices: int
@@ -89,12 +89,12 @@ class PassResult:
     work: dict[int, Work]
     operations: list[Operation]
     mesh: tuple[tuple[str, int], ...]
-    """The mesh axes of all ranks; empty if one process drives all devices."""
+    """Name and size of each mesh axis; empty if one process drives all devices."""
     sent_bytes: int
     pipeline: PipelineFacts | None = None
     equal_slices: tuple[int, ...] = ()
-    """For every slice of sharded weights the first slice with the same shapes; empty if nothing is sharded.
-    """
+    """For every slice of sharded weights, the index of the first slice with the same shapes; empty if nothing
+    is sharded."""
     omissions: tuple[str, ...] = ()
     """Reasons why the predicted memory is only a lower bound, as sentences for display."""
     notes: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ def _count_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
 
 
 def _find_equal_slices(strategy: Strategy) -> tuple[int, ...]:
-    """Return for every slice of sharded weights the first slice with the same shapes.
+    """Return, for every slice of sharded weights, the index of the first slice with the same shapes.
 
     torch shards the first dim of every weight into slices of ceil(length / n); the last slices may be shorter
     or empty.

@@ -334,7 +334,7 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with advice from `template` on `num_bytes`, by default the fullest device's bytes."""
+    """Return the line with advice: `template` with `num_bytes`, by default the fullest device's bytes."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

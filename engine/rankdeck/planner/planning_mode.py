@@ -39,8 +39,8 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 def planning_mode(
     *, like_cuda: bool, initial_values: bool = False, on_model_built: Callable[[], None] = lambda: None
 ) -> Iterator[Backend]:
-    """Enter a context in which strategies build and train on fake tensors, as with NCCL (`like_cuda`) or
-    gloo; yield their backend.
+    """Enter a context in which strategies build and train models on fake tensors, as on a GPU with NCCL
+    (`like_cuda`) or on a CPU with gloo; yield the strategies' backend.
 
     `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
     so that the model also works on real tensors.

@@ -102,8 +102,8 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """Return one rank of each group of equal ranks; rank 0's plan says which slices of weights are equal.
-    With `movement`, return all ranks if ranks with equal memory send to different peers."""
+    """Return one rank of each group of equal ranks; rank 0's plan, if in `planned`, says which slices are
+    equal. With `movement`, return all ranks if ranks with equal memory send to different peers."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
@@ -261,7 +261,7 @@ def _plan_device(
 
 
 def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankPlan:
-    """Plan a rank of ddp as a single device with its share of the batch, plus gradient buckets."""
+    """Plan a rank of ddp as a device that runs `strategy` on a share of the batch, plus gradient buckets."""
     share = config.train.global_batch // target.num_devices
     changes = {"train.global_batch": share, "data.last": "drop"}  # full steps only, no shorter last one
     single = Candidate(strategy, changes=changes).make_config(config, target)
@@ -279,7 +279,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the error's problem if it would also stop a run; None if only planning causes the error."""
+    """Return the error's problem if a run would fail with it; None if only planning causes the error."""
     # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 

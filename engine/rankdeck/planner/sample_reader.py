@@ -196,7 +196,7 @@ class _SampleReader:
             num //= 2
 
     def _read_run_batches(self, num: int, how_many: int) -> None:
-        """Read batches of `num` samples in the run's order."""
+        """Read `how_many` batches of `num` samples, in the run's order if all samples are known."""
         train, num_samples = self._config.train, len(self._train)
         if num > num_samples:
             return

@@ -1,14 +1,14 @@
 """Find the largest batch that a run reads, from the sizes of the user's samples and the way batches grow.
 
-    samples        are read one by one, until all are read or the time is up
-    some batches   are read as a run reads them, to find the rule that their sizes follow
-    all batches    are not read: their sizes follow from the run's sample order, which its seed determines
+    samples         are read one by one, until all are read or the time is up
+    a few batches   are read as a run reads them, to find the rule that their sizes follow
+    other batches   are not read: the rule gives their sizes, and the run's seed gives the samples in each
 
-Stacked samples all have the same shape, as do those of the catalogue's data sets. A data set that reads whole
-batches may pad each batch to its longest sample or concatenate samples, so that memory depends on a batch
-that occurs once per epoch. Reading takes a few seconds at most and runs a user's code, so it has its own
-process (pool.py). If some samples were not read or sizes follow no rule, the plan is a lower bound. Read
-sample_reader.py and fake_pass.py next.
+Samples that are stacked into batches all have the same shape, as in the catalogue's data sets. A data set
+that reads whole batches may pad each batch to its longest sample or concatenate samples, so that memory
+depends on a batch that occurs once per epoch. Reading takes a few seconds at most and runs a user's code, so
+it has its own process (pool.py). If some samples were not read or sizes follow no rule, the plan is a lower
+bound. Read sample_reader.py and fake_pass.py next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Sizes = tuple[int, ...]
 class LargestBatch:
     """The indices of the samples in the largest batch, and the maximum of each size over all batches.
 
-    `sizes` is None if batches differ in structure.
+    The largest batch has the most elements. `sizes` is None if batches differ in structure.
     """
 
     indices: list[int]
@@ -47,10 +47,10 @@ class Samples(msgspec.Struct, frozen=True):
     """Shapes and sizes of a data set's samples and batches, as far as they are known.
 
     `num_dims` lists the number of dims of each tensor in a batch, and -1 for each number outside a tensor.
-    `sizes` and `growths` have one entry for each dim and number; both are empty if batches differ in
-    structure. Each entry of `sizes` lists the sizes of the samples in `sample_indices`, or one size if all
+    `sizes` and `growths` have one entry for each of these dims and numbers; both are empty if batches differ
+    in structure. Each entry of `sizes` lists the sizes of the samples in `sample_indices`, or one size if all
     are equal; `elements` is the number of elements of each of these samples. `batches` maps a number of
-    samples to the largest sizes of the batches that were read with that number. `longest` is the configured
+    samples to the largest sizes measured in batches of so many samples. `longest` is the configured
     data.longest. `has_padding` is true if the mask of any batch shows padding.
     """
 
@@ -209,7 +209,7 @@ class Samples(msgspec.Struct, frozen=True):
         return LargestBatch(indices, largest)
 
     def _measured_size(self, index: int, num: int) -> int:
-        """Estimate the size at `index` from the batches that were read.
+        """Estimate the size at `index` for a batch of `num` samples, from the batches that were read.
 
         Use the smallest batch with at least `num` samples; if there is none, scale up the batch with the most
         samples.
@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""Values of one size: a value for each sample of a batch, read alone, and the value for that batch."""
+"""One size as (its values for the samples of a batch, each read alone; its value for the whole batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -284,7 +284,7 @@ class Growth(msgspec.Struct, frozen=True):
     shared: int = 0
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
-        """Return the sizes (B,) of batches whose samples have these sizes (B, N). The rule must be known."""
+        """Return each batch's size (B,) from the `sizes` of its samples (B, N). The rule must be known."""
         if self.rule == LONGEST:
             return sizes.amax(dim=1)
         return sizes.sum(dim=1) - self.shared * (sizes.shape[1] - 1)

@@ -206,7 +206,7 @@ class StepRecorder:
         self._moved[device].append((time.perf_counter(), operation))
 
     def operations(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
-        """Return all operations in order, device by device."""
+        """Return all operations, device by device, each device's in the order in which they ran."""
         operations: list[Operation] = []
         for device in range(len(self._device_indices)):
             operations += merge_operations(
@@ -215,7 +215,7 @@ class StepRecorder:
         return operations
 
     def _operations_of(self, device: int, marks: list[PhaseSpan]) -> list[Operation]:
-        """Return a device's operations in order.
+        """Return a device's operations in the order in which they ran.
 
         A phase's start or end, or a transfer, ends the current operation and starts the next.
         """

@@ -1,15 +1,16 @@
 """Answer a model's reads of tensor values (which branch to take, how many rows an expert gets), because fake
 tensors have no values.
 
-Of these answers, the first that work for the model are used. The plan is then an upper or a lower bound:
+The first of these kinds of answers that works for the model is used, and makes the plan a bound:
 
     largest shapes    upper bound: tensors whose shape depends on values are as large as possible (every token
                       to every expert)
     recorded values   lower bound: the forward of a small model is computed once on the run's first samples
-    fixed answers     lower bound: the rank is planned with "yes" as the answer to every read, and with "no"
+    fixed answers     lower bound: the larger of two plans, one with "yes" as the answer to every read, the
+                      other with "no"
 
-Recorded values are replayed in order to the module that reads them, however layers and batches are split.
-Read fake_values.py first; rank_plan.py uses the answers.
+Each module receives its recorded values in the recorded order, however layers and batches are split. Read
+fake_values.py first; rank_plan.py uses the answers.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-    """Return an operation's largest possible result; reading a plain value still raises an error."""
+    """Return an operation's largest possible result; operations that read one value raise an error."""
     if func is _aten.nonzero.default:
         return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
     if func is _aten.masked_select.default:
@@ -126,8 +127,7 @@ class FixedAnswer:
 
 
 class RecordedAnswers:
-    """Values that the model read in a computed forward, by the reading module, operation and kind of
-    dtype."""
+    """Values that a model read in a forward on real tensors, by module, operation and kind of dtype."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], list[Any]] = {}

@@ -2,11 +2,12 @@
 
     slot = FLOPs of a forward or backward / rate       the device computes, then sleeps until its slot ends
 
-Two cores cannot show a bubble or an overlap; four sleeping devices can. The first step counts the FLOPs of
-every slot, the second times the real computation, and from the third on every slot is paced. A slot must last
-at least 50 ms and its real computation at most 5 % of that, or the timeline would be misleading: other rates
-are refused, and a suitable rate is chosen if none is requested. Everything else (optimizer, copies, gloo)
-runs in real time. Read spans.py first: its spans are the slots.
+Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. The first
+step counts the FLOPs of every slot, the second times the real computation, and from the third on every slot
+is paced. A slot must last at least 50 ms and its real computation at most 5 % of that, or the timeline would
+be misleading: a rate that makes slots too short is refused, and a suitable rate is chosen if none is
+requested. Everything else (optimizer, copies, gloo) runs in real time. Read spans.py first: its spans are the
+slots.
 """
 
 from __future__ import annotations
@@ -296,8 +297,7 @@ def _round_down(value: float) -> float:
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """Return each parameter's share of the backward's work by id, estimated from its size; embeddings count
-    as 0."""
+    """Return the share of the backward's work by parameter id, estimated from sizes; 0 for embeddings."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1

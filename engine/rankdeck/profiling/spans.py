@@ -100,8 +100,8 @@ class SpanRecorder:
     ) -> None:
         self.pace = pace
         self.find_late_spans: Callable[[], Iterable[LateSpan]] = tuple
-        """Callback at the end of the step after a sampled step, which returns phases that are known only
-        then."""
+        """Callback that is called one step after a sampled step, and returns phases that are known only then.
+        """
         self._num_devices = len(devices)
         self._clock = GpuClock(devices) if devices[0].type == "cuda" else HostClock()
         self._sample: _Sample | None = None
@@ -140,8 +140,8 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """Start a phase on all the rank's devices; return the context whose exit, on the same thread, ends
-        it."""
+        """Start a phase on all the rank's devices; return a context that must exit on this thread to end the
+        phase."""
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))

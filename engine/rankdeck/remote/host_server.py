@@ -254,7 +254,7 @@ class HostServer:
     def _stop_children(self) -> None:
         """Terminate the running commands, whose output no longer has a reader.
 
-        Detached runs that these commands have started continue.
+        Detached runs that these commands started are not stopped.
         """
         for child in self._children:
             if child.process.poll() is None:

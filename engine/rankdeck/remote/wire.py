@@ -22,7 +22,7 @@ PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
 _MAX_GREETING_BYTES = 1 << 16
-"""Bytes that a login may print (a banner, an echo in .bashrc) before the server's first message."""
+"""Maximum bytes that a login may print (a banner, an echo in .bashrc) before the server's first message."""
 _READ_BYTES = 1 << 18
 
 

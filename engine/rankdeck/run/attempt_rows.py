@@ -96,7 +96,7 @@ class AttemptRows:
         return [attempt for attempt in self.attempts.values() if len(attempt.table)]
 
     def samples_per_s(self) -> float | None:
-        """Return samples per second after the first 20 % of the run's steps, including evaluations."""
+        """Return samples per second after the first 20 % of the run's steps, evaluation time included."""
         attempts = self._attempts_with_rows()
         return _samples_per_s_from(attempts, _warm_up_end(attempts))
 
@@ -106,7 +106,7 @@ class AttemptRows:
         return _samples_per_s_from(attempts, _window_start(attempts, window_s))
 
     def steps_per_s(self) -> float | None:
-        """Return steps per second after the first 20 % of the run's steps, including evaluations."""
+        """Return steps per second after the first 20 % of the run's steps, evaluation time included."""
         attempts = self._attempts_with_rows()
         return _steps_per_s_from(attempts, _warm_up_end(attempts))
 
@@ -139,7 +139,7 @@ class AttemptRows:
 
 
 def remaining_s(attempts: Sequence[Attempt], num_steps: int, step: int) -> float | None:
-    """Return the seconds from `step` to `num_steps` at the pace of the last quarter of the steps."""
+    """Return the seconds from `step` to `num_steps` at the pace of the last quarter of completed steps."""
     num_rows = _num_rows(attempts)
     start = max(1, int(num_rows * _RECENT_SHARE))
     seconds = _seconds_from(attempts, start)
@@ -152,7 +152,7 @@ def _warm_up_end(attempts: Sequence[Attempt]) -> int:
 
 
 def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
-    """Return the index of the first row in the window.
+    """Return the index of the first row in the last `window_s` seconds of steps.
 
     If the newest attempt has no rows in memory, return the index after the last row, for which no pace is
     known.

@@ -148,7 +148,7 @@ class PeakColumns:
 class MemoryColumns:
     """Sampled steps of one device; steps for which only owners were observed are in separate columns.
 
-    `new_peaks` holds the full memory of each step whose peak is the largest so far.
+    `new_peaks` holds the complete reports of the steps whose peak is larger than all earlier peaks.
     """
 
     measured: PeakColumns = field(default_factory=PeakColumns)

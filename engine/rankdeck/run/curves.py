@@ -41,8 +41,8 @@ _State = tuple[float, float, float]
 class StepCurves:
     """Loss and throughput of a configured run over its steps, and their averages.
 
-    The loss average continues from `loss_before`, its value when the previous attempt ended after step
-    `after`. The throughput average restarts, since the strategy may have changed.
+    The loss average continues from `loss_before`, the previous attempt's average after step `after`. The
+    throughput average restarts, since the strategy may have changed.
     """
 
     def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:

@@ -14,15 +14,16 @@ from rankdeck.base.phrases import tr_noop
 
 BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
-"""Ratio up to which a difference may come from the allocator or an uneven last shard alone."""
+"""Maximum ratio of lead to median that the allocator or an uneven last shard alone may cause."""
 
 
 @dataclass(frozen=True)
 class Imbalance:
     """Comparison of the lead (fullest) device with the others.
 
-    `excess_bytes` is never negative; `ratio` is None if the others are empty. `num_others` is the number of
-    devices that the lead is compared with; the remaining devices are unknown or idle.
+    `excess_bytes` (lead minus median) is never negative; `ratio` (lead to median) is None if the median is 0.
+    `num_others` is the number of devices that the lead is compared with; the other devices are unknown or
+    idle.
     """
 
     device: int

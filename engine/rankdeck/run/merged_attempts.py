@@ -47,7 +47,7 @@ def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
 
 
 def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts whose measurements are combined, in order.
+    """Return the attempts whose measurements are combined, oldest first.
 
     The last of them is the newest attempt that restored a checkpoint, or else the latest attempt. The others
     are the attempts directly before it that have the same setup.

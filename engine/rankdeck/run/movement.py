@@ -96,9 +96,9 @@ def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, .
 
 
 def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
-    """Check whether a rank exchanges data with a single rank along an axis whose ranks are otherwise equal.
+    """Check whether a rank sends to or receives from a single rank along an axis other than the stage axis.
 
-    The ranks on that axis use the same amount of memory, but send to different peers.
+    The ranks along such an axis use the same amount of memory, but send to different peers.
     """
     coordinate = mesh_coordinate(rank, sizes)
     return any(

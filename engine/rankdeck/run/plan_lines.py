@@ -44,7 +44,7 @@ AT_LEAST, AT_MOST = "least", "most"
 MAX_LISTED_DEVICES = 64
 """Maximum number of devices that are listed individually."""
 TIGHT_SHARE = 0.9
-"""Share of the memory available on a device above which a plan is tight."""
+"""Share of a device's available memory; a plan that needs more than this share is tight."""
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
@@ -52,11 +52,11 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     `active_bytes` is the peak of live tensors, which is the sum of `by_kind` (see events.MEMORY_KINDS).
     `reserved_bytes` is what torch's allocator would reserve for that peak; it is None in a rehearsal, which
-    has no allocator. The allocator frees cached segments only when memory runs out, so a clearly smaller part
-    of `total_bytes` may suffice: `needed_bytes` is that part, computed only near or above the device's limit
-    (else None). `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. The verdict
-    compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory of other processes); the
-    capacity is None if it was not given.
+    has no allocator. The allocator frees cached segments only when memory runs out, so much less than
+    `total_bytes` may suffice: `needed_bytes` is that amount, computed only if `total_bytes` is near or above
+    the device's limit (else None). `constants_bytes` are the driver's context and NCCL's buffers, 0 in a
+    rehearsal. The verdict compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory
+    of other processes); the capacity is None if it was not given.
     """
 
     device: int
@@ -100,7 +100,7 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     once, and is None if only the planner failed. `devices` is empty if nothing could be predicted.
     `configured` is true if the configuration itself names this strategy.
 
-    `changes` are the dotted configuration keys that differ, apart from the strategy
+    `changes` maps dotted keys of the configuration to changed values, apart from the strategy
     ("train.activation_checkpointing": true). A line with changes is advice: `saves_bytes` is how much less
     the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a last
     advice line without `saves_bytes` names a way to make the run fit, or says that there is none.

@@ -155,7 +155,7 @@ def _needed_bytes(line: PlanLine) -> int:
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
     """Return a sort key that puts the simplest line first.
 
-    Non-default options are compared first; one thread that drives several devices does not count as simple.
+    The key compares the number of non-default options, then whether one thread drives several devices.
     """
     options = len(STRATEGIES[line.strategy].non_default_options(line.options))
     drives_several = STRATEGIES[line.strategy].planning.has_one_thread and len(line.devices) > 1

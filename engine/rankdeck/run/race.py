@@ -1,9 +1,8 @@
-"""Store a race: strategies that trained the same first steps on the same devices, as race.json in its folder.
+"""Store a race as race.json in its folder: its strategies train the same first steps on the same devices.
 
-The file is replaced after each entry, so readers always see the current state. race_verdicts.py computes the
-results of comparing the entries (agreement, places, the winner), which are stored with them. Keys are only
-ever added; `version` counts changes that an older reader could not understand. See run_dir/listing.py for the
-folder.
+The file is replaced after each entry, so readers always see the current state. race_verdicts.py compares the
+entries; its results (agreement, places, the winner) are stored in the file too. Keys are only ever added;
+`version` counts changes that an older reader could not understand. See run_dir/listing.py for the folder.
 """
 
 from __future__ import annotations
@@ -125,12 +124,13 @@ class ExcludedStrategy(TranslatableStruct, kw_only=True):
 
 
 class RaceVerdicts(TranslatableStruct, kw_only=True):
-    """Results of comparing the entries. Numbers are entry numbers; `drift` is (repeated - first) / first.
+    """Results of comparing the entries. `reference`, `fastest` and `winner` are entry numbers.
 
-    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `fastest`
-    is the best entry, and `fastest_why` explains the choice in a sentence. `winner` is always None in a
-    rehearsal, whose times are not a GPU's. If the machine's speed changed too much to tell the leading
-    entries apart, `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
+    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `drift`
+    is the relative change of the median step time from the first entry to its repetition. `fastest` is the
+    best entry, and `fastest_why` explains the choice in a sentence. `winner` is always None in a rehearsal,
+    whose times are not a GPU's. If the machine's speed changed too much to tell the leading entries apart,
+    `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None

@@ -293,7 +293,7 @@ def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best
 def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tuple[RaceEntry | None, str]:
     """Return the simplest of the fastest entries that train as well as the reference, and why it was chosen.
 
-    While the race runs, return the fastest of these entries.
+    While the race runs, return the fastest entry that trains as well as the reference.
     """
     passed: list[RaceEntry] = []
     for group in groups:

@@ -83,7 +83,7 @@ class RunHistory:
         return position.state.copy()
 
     def _restore_nearest(self, time: float) -> None:
-        """Move to the latest current or saved position that includes no event later than `time`."""
+        """Move to the latest position, current or saved, that includes no event later than `time`."""
         usable = [
             position for position in (self._position, *self._snapshots) if position.last_event_time <= time
         ]
@@ -115,8 +115,8 @@ class RunHistory:
         return read_bytes > 0
 
     def _keep_snapshot(self) -> None:
-        """Take a snapshot if enough bytes were read since the last snapshot. This number of bytes grows, so
-        that there are only a few snapshots."""
+        """Take a snapshot if enough bytes were read since the last snapshot. The required number of bytes
+        grows, so that there are only a few snapshots."""
         last = max((snapshot.num_bytes for snapshot in self._snapshots), default=0)
         if self._position.num_bytes - last < self._snapshot_interval_bytes:
             return
@@ -171,8 +171,8 @@ _MAX_DISPLAY_S = 1.0
 
 
 class StepInterval(NamedTuple):
-    """The steps `first` to `last` of one attempt; `started` and `ended` are the Unix times at which these two
-    ended.
+    """The steps `first` to `last` of one attempt; `started` and `ended` are the Unix times at which step
+    `first` and step `last` ended.
 
     `last_kept` is the last step that no later attempt trained again.
     """

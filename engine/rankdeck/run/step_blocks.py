@@ -181,7 +181,7 @@ class StepJoiner:
             self.num_refused += 1
 
     def join(self) -> list[Floats]:
-        """Return rows (COLUMNS, steps) of the newly complete steps, in step order; each step once."""
+        """Return rows (COLUMNS, steps) of the newly complete steps in step order, each step only once."""
         if self.world_size is None or len(self._last) < self.world_size or self.restored is None:
             return []
         end = min(self._last.values())

@@ -139,7 +139,7 @@ def problems_of(run: RunDir, state: RunState, outcome: str) -> list[Problem]:
 
 
 def newest_loss(state: RunState) -> float | None:
-    """Return the last step's loss; if losses are sampled, the newest known one."""
+    """Return the last step's loss; if losses are sampled, the newest known loss."""
     if state.script.is_observed:
         newest = state.newest_value("loss")
         return None if newest is None else newest[1]

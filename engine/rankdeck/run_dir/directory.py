@@ -242,8 +242,8 @@ class RunDir:
     def attempt_file(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
         """Return the path of a file written at an attempt's start, by default the latest attempt's.
 
-        If the attempt has no such file, return the path of the nearest earlier attempt's file, at the
-        earliest that of attempt 0.
+        If the attempt has no such file, return the path of the nearest earlier attempt's file; if there is
+        none, return attempt 0's path, even if the file does not exist.
         """
         resumed = [path for path in self.path.glob(f"{stem}.*.{suffix}") if parse_attempt(path.name)]
         by_then = [path for path in resumed if attempt is None or parse_attempt(path.name) <= attempt]

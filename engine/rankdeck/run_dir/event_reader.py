@@ -187,7 +187,7 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock is ahead of the first host's, once the former clock shows `since`."""
+    """Seconds by which a host's clock is ahead of the first host's clock, from the host's time `since` on."""
 
     attempt: int
     host: str

@@ -152,7 +152,7 @@ def _has_name(run: RunDir, text: str) -> bool:
 # Deleting the folder deletes the whole race.
 
 FIRST_STEPS_KEY = "first_steps"
-"""Key in environment.json for the number of steps after which the run ends, saving nothing but its events."""
+"""Key in environment.json for the number of steps after which a run ends that saves only its events."""
 
 
 class RaceDir:

@@ -6,8 +6,8 @@ the placement of tensors, forward and backward, and gradient synchronization.
     build(model_fn)                 abstract: build the model and place it
     forward_backward(batch, ...)    abstract: run one microstep, return its LossSum; gradients accumulate
     evaluate(batch, num_valid)      abstract: return held-out sums
-    sync_gradients()                after the last microstep: make gradients those of the global batch
-    clip(max_norm)                  clip by one norm over all gradients, on whichever device they are
+    sync_gradients()                turn gradients into the global batch's, after the last microstep
+    clip(max_norm)                  scale all gradients by their total norm, which covers all devices
     weights()                       return name -> tensor under the model's original names
 
 single, ddp, fsdp, tensor and hybrid share one forward and backward, `compute`. Read single.py first, then
@@ -83,7 +83,7 @@ class Setup:
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
     shapes are needed early. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
-    updates)`. `analysis` holds findings about the model, possibly from an earlier build.
+    updates so far)`. `analysis` holds findings about the model, possibly from an earlier build.
     """
 
     options: Options
@@ -120,7 +120,7 @@ class Strategy(ABC):
     axis: ClassVar[str] = "data"
     """The name of the mesh axis along which all ranks are arranged."""
     needs_warm_up: ClassVar[bool] = False
-    """Whether a resumed run takes a dummy step first, as a process's first step differs from later steps."""
+    """Whether a resumed run first takes a dummy step: a process's first step differs from later steps."""
     forward_is_local: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the other ranks."""
     communicates_in_forward: ClassVar[bool] = False
@@ -164,7 +164,7 @@ class Strategy(ABC):
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the batch size of this rank's smallest forward over a share of `num_samples` samples."""
+        """Return the smallest batch of any forward with which this rank processes `num_samples` samples."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027

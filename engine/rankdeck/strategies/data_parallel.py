@@ -165,8 +165,8 @@ class DataParallel(Strategy):
         return self._threads.devices.copy(tensor, device, 0, "buffers")
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the size of the last chunk: torch cuts a batch into equal chunks, and the last may be
-        shorter."""
+        """Return the size of the last chunk: torch cuts a batch into chunks of equal size, except that the
+        last chunk may be smaller."""
         chunk = -(-num_samples // len(self.setup.devices))
         return num_samples % chunk or chunk
 
@@ -198,8 +198,8 @@ class DataParallel(Strategy):
         return total, count
 
     def _backward(self, loss: Tensor) -> None:
-        """Run backward; on device 0, time before the replicas' backward counts as loss, and time after it as
-        reduction."""
+        """Run backward; on device 0, attribute the time before the replicas' backward to the loss, and the
+        time after it to the reduction."""
         threads = self._threads
         if threads is None:
             with self.spans.phase_on_all_devices("backward"):

@@ -1,5 +1,5 @@
 """ddp: one process per device, each with a full replica; gradients are summed in buckets, then every rank
-takes the same step.
+takes the same optimizer step.
 
 Where: weights, gradients, optimizer state in full on every device, plus buckets of the gradients' size. Sent
 per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G with `native` and `ring`, (n-1) x G with
@@ -11,8 +11,8 @@ that does not fit; slow links with small batches.
 run after backward, in parallel/collectives/grad_sync.py: they are slower for that reason, but easier to read.
 
 Uneven inputs: all ranks get the same number of training batches (sizes that do not divide evenly are
-refused), so torch's Join is not needed. Batches may differ in content. Different numbers of targets or, in an
-epoch's last step, of samples give correct results because losses are sums. Sequences of different lengths
+refused), so torch's Join is not needed. The ranks' batches may hold different numbers of targets and, in an
+epoch's last step, of samples: results are correct because losses are sums. Sequences of different lengths
 change no gradient's shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm
 sees its rank's slice unless `sync_batchnorm` is set.
 

@@ -4,14 +4,14 @@ them.
     block's forward:   all-gather its weights -> compute -> free them
     block's backward:  all-gather again -> compute -> reduce-scatter gradients: each rank keeps its shard
 
-Where: on each of n ranks 1/n of weights, gradients and optimizer state, plus one gathered block at a time
-(with `reshard` off all blocks, from forward to backward) and the root's group: the weights outside blocks.
-Sent per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G), with `reshard` off
-(n-1)/n x (P + G); 2G instead of G on gloo. Each accumulated microstep gathers again, and gradients stay full
-until the last one. With precision = bf16, weights are sent and used in 16 bits, while shards and sums stay
-fp32. Wins: a model whose weights, gradients and optimizer state do not fit on one device. Breaks: slow links;
-a model without repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms,
-which see their rank's slice, unless `sync_batchnorm` is set.
+Where: each of n ranks holds 1/n of weights, gradients and optimizer state, the gathered weights of one block
+at a time (with `reshard` off, of all blocks from forward to backward), and those of the root's group, which
+are the weights outside blocks. Sent per rank and step, for P bytes of weights and G of gradients: (n-1)/n x
+(2P + G), with `reshard` off (n-1)/n x (P + G); 2G instead of G on gloo. Each accumulated microstep gathers
+again, and gradients stay full until the last microstep. With precision = bf16, weights are sent and used in
+16 bits, while shards and sums stay fp32. Wins: a model whose weights, gradients and optimizer state do not
+fit on one device. Breaks: slow links; a model without repeated blocks, which is gathered whole; ranks that
+compute different blocks; batch norms, which see their rank's slice, unless `sync_batchnorm` is set.
 
 Only rank 0's host holds the built model in memory (parallel/fsdp/meta_init.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py first.
@@ -69,7 +69,7 @@ class Fsdp(Strategy):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Sum the gradients of weights that are not sharded; backward has summed all others."""
+        """Sum the gradients of unsharded weights; backward has summed those of sharded weights."""
         self._used_weights.sync_used()
         gradients = [local_part(weight.grad) for weight in self._replicated if weight.grad is not None]
         if gradients:

@@ -7,13 +7,13 @@
 
 A step from the inside out: forward and backward contain the sums along tensor, stages pass microbatches on,
 and backward reduce-scatters gradients along shard. Then, once per step, each rank's gradients are summed
-along data. One sync serves all axes, because a wrapper around a stage crashes or silently does not sync.
+along data, by an explicit sync: DistributedDataParallel around a stage crashes or silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
-Sent per rank and step: for each axis the bytes that the axis's strategy alone would send, for the share of
-the model that the inner axes leave to this axis. Wins: models that do not fit with any single axis, with
-tensor inside a machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves
-each rank too little work. Read all other strategies first.
+Sent per rank and step: along each axis, the bytes that the axis's strategy would send if its model were the
+part that the inner axes leave to it. Wins: models that do not fit with any single axis, with tensor inside a
+machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves each rank too
+little work. Read all other strategies first.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Hybrid(Strategy):
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
-        """Sum gradients from the inside out: sequence slices, tied stages, unsharded weights, and last the
-        replicas."""
+        """Sum gradients from the inside out: over sequence slices, between tied stages, along shard for
+        weights that are not sharded, and finally along data."""
         inner = self._inner
         with self.ledger.phase("communication"):
             if inner.split is not None:
@@ -315,8 +315,8 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Check that a rank's stages, inside the modules `runners`, share no weight. Raises: ModelError if two
-    stages share one."""
+    """Check that no weight is shared by two of a rank's stages, which are inside the modules `runners`.
+    Raises: ModelError if a weight is shared."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(

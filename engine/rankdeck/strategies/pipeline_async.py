@@ -10,8 +10,8 @@ weights that are p-1-s updates old (one update with 2bw), which large learning r
 operation, such as clipping, can use all gradients of an update, because they never exist at the same time.
 
     stash   an update takes one microbatch of global_batch samples; backward uses the weights of its forward
-    2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
-            the weights after u - 1 updates, so that two versions are enough
+    2bw     an update sums `accumulate` microbatches (at least one per stage); forwards of update u use the
+            weights after u - 1 updates, so that two versions are enough
 
 An evaluation or a checkpoint drains the pipeline first, so that all stages are at the same update. Source:
 Harlap et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW).
@@ -47,8 +47,8 @@ from rankdeck.torch_compat.dispatch import storage_key
 class _Microbatch:
     """A microbatch that has finished its forward and is waiting for its gradient.
 
-    `count` is known on the last stage only. `inputs` holds the storage keys of its batch, which the graph may
-    keep alive.
+    `count`, the number of targets, is known on the last stage only. `inputs` holds the storage keys of the
+    batch's tensors, because the autograd graph may keep these storages alive.
     """
 
     number: int
@@ -70,7 +70,7 @@ class AsyncPipeline(PipelineParallel):
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Number of stages after this one, and of microbatches that run forward before the first gradient
+        """Number of stages after this one; as many microbatches run forward before the first one's gradient
         returns."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
@@ -277,11 +277,11 @@ class AsyncPipeline(PipelineParallel):
             self.ledger.relabel([tensor for _, tensor in sending], kind)
 
     def _finish_sending(self, *, keep_calls: int) -> None:
-        """Release sent tensors, except those of the last `keep_calls` calls.
+        """Release sent tensors, except those sent in the last `keep_calls` calls of `forward_backward`.
 
-        Some backends mark a send as finished only once it is waited for. Two calls later the wait takes no
-        time: by then this stage has received tensors that its neighbours could send only after they had
-        received the sent tensors.
+        Some backends mark a send as finished only once it is waited for. Two calls after a send, this wait
+        takes no time: the neighbour must have received the tensor before it could send the tensors that this
+        stage has received since then.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():

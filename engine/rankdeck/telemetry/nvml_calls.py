@@ -172,8 +172,7 @@ def call_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_text(function: Callable[..., Any], *arguments: Any) -> str:
-    """Return a string from the driver, even if its bytes are invalid UTF-8, for which pynvml's own wrapper
-    fails.
+    """Return a string from the driver, even if it is invalid UTF-8, in which case pynvml's own wrapper fails.
 
     Raises:
         NVMLError: the call failed.

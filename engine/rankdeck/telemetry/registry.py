@@ -87,8 +87,8 @@ class DeviceRegistry:
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
-        """Return the current status of every device. With `keep_stale`, values may be stale: the first ones
-        of a slow one-time listing are stale before the last ones arrive."""
+        """Return the current status of every device. With `keep_stale`, stale values are not replaced by
+        None: in a slow one-time listing, the first values become stale before the last values arrive."""
         instances: Counter[str] = Counter()
         statuses = []
         for device in self.devices:

@@ -40,8 +40,8 @@ _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 class RunSink:
     """Writer of one attempt's events; it continues where an earlier sampler ended.
 
-    `pids` are the processes of the ranks. `first` is the index of this host's first device among the devices
-    of all hosts of the run, and of its first rank among all ranks.
+    `pids` are the processes of this host's ranks, in rank order. `first` is the index in the run of this
+    host's first device, and also the number of this host's first rank.
     """
 
     def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:

@@ -73,8 +73,8 @@ LineSink = Callable[[SamplerLine], None]
 class Sampler:
     """Sampler that reads devices from `provider` and passes lines to `write`.
 
-    `only_uuids`: the devices of a run. Without it all devices are read; those that a run's own sampler also
-    reads are then read only once a second, as are all devices with `low_rate`. `pcie`: also read PCIe
+    `only_uuids`: the devices of a run; if it is None, all devices are read, but only once a second those that
+    a run's own sampler also reads. `low_rate`: read every device only once a second. `pcie`: also read PCIe
     metrics, which take 20 ms each.
     """
 
@@ -165,7 +165,7 @@ class Sampler:
         return EXIT_CHANGED
 
     def tick(self, tick: int) -> None:
-        """Read all metrics that are due; in tick 0 all of them are."""
+        """Read all metrics that are due; in tick 0, every metric is due."""
         readings: list[DeviceReadings] = []
         processes: list[DeviceProcesses] = []
         read_s: list[float] = []
@@ -297,8 +297,8 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """Handle SIGTERM and SIGINT; return a function that waits for one of them for a number of seconds and
-    returns whether it arrived."""
+    """Handle SIGTERM and SIGINT; return a function that waits for either signal for a number of seconds and
+    returns whether one has arrived."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)

@@ -234,8 +234,8 @@ class SamplerProcess:
         )
 
     def stop(self, grace_s: float = 0.5) -> None:
-        """Stop the sampler: send SIGTERM first, so that it can read once more, and kill it after
-        `grace_s`."""
+        """Stop the sampler: send SIGTERM, so that it can list the devices' processes once more, and kill it
+        if it has not ended after `grace_s`."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -1,7 +1,7 @@
 """Parts of torch that the engine uses and that torch may change without notice, one module per subject.
 
     private_api        a private API: its path, the arguments that matter, the consequence of a change
-    versions           known versions, and the warning for users of another one
+    versions           known versions of torch, and the warning for users of an unknown version
     dispatch           modes below autograd, schemas of operations, storages as keys
     dtensors           this rank's local tensor of a DTensor
     modules            a module's own tables of weights, buffers and children
@@ -14,7 +14,7 @@
     ledger_hooks       methods that are wrapped while the memory ledger tracks
     ddp                DistributedDataParallel's log, compression and reducer
     fsdp               weights without a gradient under fully_shard
-    collectives        collectives as operations, their groups, timeouts, and the last recorded ones
+    collectives        the kind, bytes and group of a collective, timeouts, and torch's flight recorder
     compiler           starts without importing torch's compiler
     pipelining         torch's stages and schedules
     processes          CUDA before a fork, workers of a DataLoader

@@ -1,6 +1,6 @@
-"""Collectives as operations: their kind, bytes, group and timeout, and this process's last recorded ones.
+"""The kind, bytes and group of collectives, their timeouts, and the collectives in torch's flight recorder.
 
-Split layers send through functional collectives, all other code through c10d's own.
+Split layers run functional collectives; all other code runs c10d's collectives.
 
 Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp, Ops.cpp and
 FlightRecorder.hpp; torch/distributed/distributed_c10d.py.

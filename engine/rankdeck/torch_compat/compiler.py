@@ -1,4 +1,4 @@
-"""Training that does not import torch's compiler until it compiles, which saves over half a second per start.
+"""Delay the import of torch's compiler until code is compiled, which saves over half a second per start.
 
 Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be excluded
 from graphs, and DistributedDataParallel imports it to read an option. Until torch._dynamo is imported there
@@ -115,8 +115,8 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""Code with the effect that torch's wrapper of an optimizer step has outside a graph. It runs with the
-globals of torch's module, which include `torch`."""
+"""Code that does what torch's wrapper of an optimizer step does outside a graph. It runs with the globals of
+torch's module, which include `torch`."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
 """Names that torch's wrapper of an optimizer step uses. A wrapper that uses other names does other work, and
 is not replaced."""

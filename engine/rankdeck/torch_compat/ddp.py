@@ -66,7 +66,7 @@ def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Futur
 
 
 class PlannedDdp(DistributedDataParallel):
-    """torch's DDP wrapper for fake tensors.
+    """Subclass of torch's DDP wrapper that runs on fake tensors.
 
     It skips the initial sync and never rebuilds buckets. The all-reduce finishes at once and leaves gradients
     as they are.

@@ -129,7 +129,7 @@ def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Check whether a tensor has no memory and does not represent a tensor that has memory.
+    """Check whether a tensor is on the meta device; a fake tensor is not, unless it represents a meta tensor.
 
     A fake tensor's device is read from its Python attribute: otherwise torch would dispatch the query through
     every mode.

@@ -1,4 +1,4 @@
-"""Patches of torch for strategies that build and train on fake tensors.
+"""Patches of torch that let a strategy build its model and train it on fake tensors.
 
     module apply        Module.to and .double store new tensors, because fake tensors cannot be swapped
     init                functions of torch.nn.init do nothing, because there is no memory to fill

@@ -78,7 +78,7 @@ in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 
 
 class FakeTensorMode(fake_tensor.FakeTensorMode):
-    """torch's fake mode for several threads at once.
+    """Variant of torch's fake mode that several threads can use at once.
 
     Each thread has its own flag for a running kernel and its own stack of replaced modes.
     """

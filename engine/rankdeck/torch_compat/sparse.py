@@ -1,11 +1,11 @@
 """Sparse fake tensors: the number of elements of a result, which torch cannot derive from shapes alone.
 
-    result                                          number of elements
-    made of indices and values                      that of the given values
-    a copy, a product with a number, a mask         that of the source
-    a copy into another tensor                      that of the copied tensor
-    a sum of two tensors                            the sum of both, because CPUs and GPUs concatenate them
-    coalesced                                       at most that before: which indices are equal is unknown
+    operation                                       number of elements of its result
+    make a tensor from indices and values           number of given values
+    copy, multiply by a number, mask                elements of the source (for a mask, of the mask)
+    copy into another tensor                        elements of the copied tensor
+    add two tensors                                 elements of both, because CPUs and GPUs concatenate them
+    coalesce                                        elements before, an upper bound: equal indices are unknown
 
 Elements of gradients of `Embedding(sparse=True)` are therefore counted from their indices and values. Read
 fake_tensors.py first.

@@ -1,8 +1,8 @@
 """A user's attributes and gradient hooks on a weight, moved to the Parameter that replaces it.
 
-fully_shard, the strategy tensor, and the filling of a model built without memory create new Parameters, and
-torch copies neither attributes nor hooks to them. A hook is called with the gradient of the new Parameter;
-training/preflight_checks.py refuses hooks whose result would differ.
+fully_shard, the strategy `tensor`, and the code that fills a model built on the meta device create new
+Parameters, and torch copies neither attributes nor hooks to them. A hook is called with the gradient of the
+new Parameter; training/preflight_checks.py refuses hooks whose result would differ.
 """
 
 from __future__ import annotations

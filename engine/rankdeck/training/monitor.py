@@ -133,7 +133,7 @@ class StepMonitor:
     def on_batch(self, batch: Batch) -> None:
         """Handle the step's next batch; start tracking if no tracked batch covers its shapes.
 
-        Microsteps of the step that ran untracked before it have shapes that tracked batches cover.
+        Any earlier, untracked microsteps of the step had shapes that tracked batches cover.
         """
         if not self._strategy.ledger.can_track:
             return

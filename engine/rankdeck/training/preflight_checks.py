@@ -144,16 +144,16 @@ def _is_per_weight(
     paths: Sequence[Tensor],
     use: str,
 ) -> bool:
-    """Check whether stepping the last trained weight alone gives the same result as stepping all weights
-    together."""
+    """Check whether an optimizer of only the last trained weight changes this weight as an optimizer of all
+    weights does."""
     index = max(index for index, weight in enumerate(wholes) if weight.is_trained)
     (alone,), _ = _run_trial_steps(build, [wholes[index]], wholes, use)
     return not wholes[index].full_differs(alone, expected[index], paths[index])
 
 
 def _try_shards_without_values(build: MakeOptimizer, local_weights: Sequence[TrialWeight], use: str) -> None:
-    """Step trial weights in a plan, where tensors have no values: nothing is compared, and an optimizer that
-    fails only because it needs values is accepted.
+    """Take optimizer steps on trial weights in a plan, where tensors have no values: nothing is compared, and
+    an optimizer that fails only because it needs values is accepted.
 
     Raises: ConfigError if torch cannot place an operation's result.
     """
@@ -173,7 +173,7 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Take optimizer steps on the chosen weights; return them and how far each of their elements moved.
+    """Take optimizer steps on the chosen weights; return the new weights and how far each element moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """

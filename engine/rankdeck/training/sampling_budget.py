@@ -6,9 +6,9 @@ batch that no tracked batch covers (memory/batch_shapes.py) is tracked at any co
 until the budget has made up for it. All other samples are taken every half second, second, or two seconds, so
 that they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
 
-Costs are measured in CPU time, which other load on the machine does not change: on a busy machine steps took
-0.5 to 1.0 s and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Untracked steps are always interspersed,
-however cheap tracking seems, so that its cost is measured against recent steps.
+Costs are measured in CPU time, which other load on the machine does not change: on a busy machine, steps took
+0.5 to 1.0 s of wall time, but always 0.50 +- 0.01 s of CPU time, 0.03 s of it for tracking. Untracked steps
+are always interspersed, however cheap tracking seems, so that its cost is measured against recent steps.
 
 Ranks that wait for each other also pay for each other's samples. They need no messages to sample the same
 steps: each rank adds up the time of its steps, starting at the same step, and samples when the sum passes a

@@ -236,7 +236,7 @@ class TrialWeight:
         return _values_differ(local_part(stepped), *cut)
 
     def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check whether the full weight differs from `expected`, in the same way as `local_differs`."""
+        """Check whether the full weight differs from `expected`; `path` is as in `local_differs`."""
         return _values_differ(stepped, expected, path, self.initial)
 
 

@@ -54,8 +54,8 @@ class ChipData:
 
 
 class RunChip(QAbstractButton):
-    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt; attempt also receives the
-    attempt's number."""
+    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt. Each receives the run;
+    attempt also receives an attempt's number."""
 
     def __init__(self, theme: Theme, data: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()

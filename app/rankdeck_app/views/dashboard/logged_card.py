@@ -1,4 +1,4 @@
-"""Shows the metrics that a run logs itself, with a small curve for each name.
+"""Shows the metrics that a run's own code logs, with a small curve for each name.
 
 One curve at a time can be enlarged in the loss card. Scripts log through their libraries or `rankdeck.log`,
 the models of configured runs through `rankdeck.log`.

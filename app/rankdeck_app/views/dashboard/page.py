@@ -153,7 +153,7 @@ class RunPage(Page):
         return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
-        """Return the export actions and, for a completed run, which has no banner, `_ended_actions` too."""
+        """Return the export actions; for a completed run, which has no banner, `_ended_actions` follow."""
         if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]
@@ -260,7 +260,7 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Restore the user's card layout for this strategy, once the strategy is known."""
+        """Restore the user's card layout for the run's strategy, or for scripts, once this is known."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))

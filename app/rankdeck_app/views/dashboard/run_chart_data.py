@@ -216,8 +216,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the largest predicted peak of any charted device. The prediction is for driver readings if the
-    device has any, otherwise for the memory in sampled steps."""
+    """Return the largest predicted peak of any charted device. For a device with driver readings, the
+    prediction is for these, otherwise for the memory in sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices

@@ -101,7 +101,7 @@ def empty_reason(run: RunView, card: str) -> str:
 
 
 def logged_metrics(run: RunView) -> MetricCurvesData:
-    """Return the metrics that the run logs itself."""
+    """Return the metrics that the run's own code logs."""
     return MetricCurvesData(
         tuple(
             MetricCurve(

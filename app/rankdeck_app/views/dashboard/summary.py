@@ -1,7 +1,7 @@
 """Shows a finished run's summary above its cards: the metrics from its report, and what to do next.
 
-    one line, always: the outcome, the key metrics, buttons
-    below it, unless folded: metrics · memory and its prediction · time by phase · what to try next
+    first line (always shown): the outcome, the key metrics, buttons
+    body (can be folded): metrics · memory and its prediction · time by phase · what to try next
 
 The texts are the same as on the page that `rankdeck report` writes (rankdeck/compare/run_report.py). This
 module also contains the banner that shows the run's state.

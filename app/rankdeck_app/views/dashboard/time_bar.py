@@ -130,7 +130,7 @@ class TimeBar(QWidget):
             self._run.time_machine.go_to(bounds[1] if is_end else bounds[0] + seconds)
 
     def marks(self) -> tuple[float | None, float | None]:
-        """Return the requested time as (seconds since the start, step); both are None if now is viewed."""
+        """Return the requested time as (seconds since the start, step); both None if it is the present."""
         machine, bounds = self._run.time_machine, self._run.time_machine.bounds
         if machine.viewed_time is None or bounds is None:
             return None, None

@@ -1,7 +1,7 @@
 """Paints device cards and chips.
 
 Each card or chip shows an index, the bytes in use, a small bar, a check box, and the GPU's readings or the
-other processes that use the GPU.
+processes on the GPU that belong to no run.
 
 Up to eight devices are shown as cards of 46 px in two columns, more as chips of 36 px in four columns.
 Unknown values are left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU is still
@@ -37,7 +37,7 @@ class DeviceCardData:
     a fraction of the largest peak; None if unknown.
 
     `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
-    `lost_text` (the time of the loss) or `used_by` (other processes on the GPU) replaces `readings`.
+    `lost_text` (when the GPU was lost) or `used_by` (processes that belong to no run) replaces `readings`.
     """
 
     label: str
@@ -145,8 +145,8 @@ class DeviceCard(QAbstractButton):
             draw_icon(painter, "error", box, self._theme.color("errorForeground"))
 
     def _third_line(self) -> tuple[str, str]:
-        """Return (text, colour id) of the third line: the time of the loss, the other processes on the GPU,
-        or the readings."""
+        """Return (text, colour id) of the third line: the time at which the GPU was lost, the processes on
+        the GPU that belong to no run, or the readings."""
         data = self._data
         if data.state == "lost":
             return data.lost_text, "errorForeground"

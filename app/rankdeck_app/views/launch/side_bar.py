@@ -260,8 +260,8 @@ class ModelSection(QWidget):
             self.more_button.setChecked(True)
 
     def _align_labels(self) -> None:
-        """Align all fields to the right of the longest label, including fields that have not been created
-        yet."""
+        """Make the label column as wide as the longest label, including the labels of fields that have not
+        been created yet."""
         metrics, (front, more) = QFontMetrics(self._theme.font()), model_rows(self._draft)
         labels = [row.label for row in (*front, *more) if not row.is_check]
         longest = max(map(metrics.horizontalAdvance, labels)) + 1  # a label is a pixel wider than its text

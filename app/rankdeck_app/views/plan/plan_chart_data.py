@@ -56,9 +56,9 @@ _EXPECTED_DEVICES = 4  # number of empty bars while there is no result yet
 
 @dataclass(frozen=True)
 class PlanBar:
-    """The bar of one device, or of several equal devices. The segments add up to `total_bytes`. `is_lead`
-    means that the device needs notably more memory than the others; `index_text` is the short label beside
-    the bar."""
+    """The bar of one device, or of several devices that need the same memory. The segments add up to
+    `total_bytes`. `is_lead` means that the device needs notably more memory than the others; `index_text` is
+    the short label beside the bar."""
 
     label: str
     total_bytes: int
@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of all bars, up to the capacity or, if this is unknown or `is_fitted`, the largest total."""
+    """Scale of all bars, up to the capacity, or to the largest total (capacity unknown or `is_fitted`)."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None

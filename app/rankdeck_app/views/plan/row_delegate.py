@@ -176,8 +176,8 @@ class PlanRowDelegate(RowListDelegate):
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
     def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, mark: str) -> int:
-        """Paint a mark and return its width: filled for the recommended row, otherwise outlined. Shorten the
-        mark if there is little space."""
+        """Paint a mark, filled for the recommended row and outlined for other rows, and return the mark's
+        width. Shorten the mark if there is little space."""
         metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
         is_filled = mark == RECOMMENDED
         word = tr(mark)

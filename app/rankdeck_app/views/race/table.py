@@ -136,7 +136,7 @@ COLUMN_TITLES = {
     "sent": tr_noop("Sent per step"),
     "losses": tr_noop("Losses"),
 }
-"""Column titles; "planned" replaces "bar" if times were predicted."""
+"""Column titles by key; the title "planned" replaces the title "bar" if times were predicted."""
 
 
 @cache

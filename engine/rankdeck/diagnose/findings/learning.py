@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
 
 MIN_STEPS = 300
-"""Minimum number of steps to judge a loss, which may not fall earlier even if the run learns."""
+"""Minimum number of steps to judge a loss; over fewer steps it may not fall even if the run learns."""
 MIN_LOSSES = 100
-"""Minimum number of recorded losses to judge them; a script's losses are not recorded in every step."""
+"""Minimum number of recorded losses for a judgement; a script's losses are not recorded in every step."""
 MAX_ERROR_SHARE = 0.01
 """Maximum combined standard error of the two compared mean losses, as a share of the earlier mean; more noise
 could hide a slow decrease."""
@@ -33,8 +33,8 @@ steps; the ratio is 2 in a linear warm-up."""
 EXPLODED_RATIO = 3.0
 """Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
-"""Minimum share of its earlier decrease that a loss must have undone to count as exploded; near zero, a large
-multiple of the minimum alone means nothing."""
+"""Minimum share of its earlier decrease that a loss must have undone to count as exploded; if the minimum is
+near zero, a large multiple of it alone means nothing."""
 ZERO_NORMS = 20
 """Minimum number of sampled steps without any gradient for a problem to be reported; a single step has no
 gradient if all its samples are padding."""

@@ -47,8 +47,8 @@ _NUM_BINS = 64
 
 
 def find_straggler(context: RuleContext) -> Problem | None:
-    """Find a slow rank in a DDP run. With other strategies, ranks wait inside their phases, or their work
-    differs."""
+    """Find a slow rank in a DDP run. Other strategies are skipped, because their ranks wait inside phases or
+    do different work."""
     strategy = None if context.state.started is None else context.state.started.strategy
     if strategy != "ddp" or len(context.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(context.ranks) < 2:
         return None

@@ -18,12 +18,12 @@ INPUT_SHARE = 0.3
 """Minimum share of a step that a wait for data must take to be reported; a loader that keeps up costs a few
 percent, and below a third other fixes come first."""
 MIN_WAIT_S = 0.002
-"""Minimum reported wait for data per step; collating a small batch takes as long, even in a worker."""
+"""Minimum reported wait for data per step; collating a small batch takes this long, even in a worker."""
 SYNC_SHARE = 0.4
 """Minimum share of a step that communication not hidden by computation must take to be reported; below this,
 more devices still pay off."""
 MIN_SYNC_S = 0.005
-"""Minimum communication time per step that is reported. A few collectives, however small, take as long."""
+"""Minimum communication time per step that is reported. A few collectives, however small, take this long."""
 _MIN_SAMPLED = 5
 _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8
@@ -133,7 +133,7 @@ def find_comm_bound(context: RuleContext) -> Problem | None:
     """Find communication that no computation hides, on the rank that waits least: the others may be waiting
     for a straggler.
 
-    Sampled phases count only on GPUs: ranks of a rehearsal wait for each other's cores.
+    Sampled phases are used only on GPUs, because in a rehearsal ranks also wait for CPU cores.
     """
     sync = _script_syncs(context) or _sampled_syncs(context)
     if sync is None:

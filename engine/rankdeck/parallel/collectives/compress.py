@@ -1,10 +1,10 @@
 """Lossy compression of gradients for communication.
 
-    fp16, bf16   half the bytes: a bucket is rounded, summed in 16 bits, and widened again. bf16 keeps fp32's
-                 range and 8 bits of precision, fp16 has 11 bits but loses values below 6e-8.
+    fp16, bf16   half the bytes: a bucket is rounded, summed in 16 bits, and widened again. bf16 has fp32's
+                 range and 8 bits of precision; fp16 has 11 bits of precision but loses values below 6e-8.
     powersgd     a gradient matrix M (rows, columns) is sent as two thin ones, P (rows, k) and Q (columns, k).
-                 The approximation error is kept here and added to the next step's gradient, so that it is
-                 delayed and not lost.
+                 `PowerSgd` keeps the approximation error and adds it to the next step's gradient, so that the
+                 error is delayed and not lost.
 
 Each compression works with every summing algorithm (grad_sync.py), on DTensors' local tensors and on pipeline
 stages alike. Source: Vogels et al., "PowerSGD" (2019).
@@ -25,10 +25,9 @@ HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
-    """Return a gradient's shape (rows, columns) as a matrix, or None if two thin matrices would not save
-    enough.
+    """Return a gradient's shape as a matrix (rows, columns), or None if PowerSGD would not save enough.
 
-    They must together have less than half of the gradient's elements, as in torch's own hook.
+    P and Q must together have less than half of the gradient's elements, as in torch's own hook.
     """
     if len(shape) < 2:
         return None

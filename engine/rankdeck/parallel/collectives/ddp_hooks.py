@@ -1,8 +1,9 @@
 """DistributedDataParallel's own compression hooks and backward timings.
 
-The hooks work around two problems of torch: `bf16_compress_hook` refuses to run without NCCL, although the
-function that it wraps does not need NCCL; PowerSGD's hook hangs with more than one bucket, because ranks
-chain its rounds in different orders. Read strategies/ddp.py next.
+Two of these hooks have problems: `bf16_compress_hook` refuses to run without NCCL, so the function that it
+wraps, which does not need NCCL, is registered instead; PowerSGD's hook hangs with more than one bucket,
+because ranks run its collectives in different orders, so all gradients go into one bucket
+(`single_bucket_mb`). Read strategies/ddp.py next.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Chain(ABC):
         self.model = model
         self.names = list(names)
         self.owners: dict[int, int] = {}
-        """By buffer id, the first unit whose forward leaves the same value in the buffer as the model's
-        forward."""
+        """Maps a buffer's id to the first unit whose forward leaves the same value in the buffer as the
+        model's forward."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
         """Callback that gets each placeholder of a stage, and the name of the tensor that it replaces."""
 
@@ -61,8 +61,8 @@ class Chain(ABC):
 
     @abstractmethod
     def with_cuts(self, starts: Sequence[int]) -> Chain:
-        """Return the model with cuts allowed only before the units with the indices `starts`, never before
-        the first."""
+        """Return the chain with cuts allowed only before the units with the indices `starts`, never before
+        unit 0."""
 
     @cached_property
     def weights(self) -> list[list[nn.Parameter]]:

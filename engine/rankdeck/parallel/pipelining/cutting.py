@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that hold it; the first stage provides a buffer's value."""
+        """Map each tensor's id to the stages that hold it; a buffer's first holder provides its value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -78,8 +78,8 @@ class CutModel:
         return self._holders.get(id(tensor), (0,))[0]
 
     def copy_shared_buffers(self, stages: Iterable[int]) -> None:
-        """Give each of this process's `stages` its own copy of shared buffers; the first stage keeps the
-        original."""
+        """Give each of this process's `stages` its own copy of shared buffers, except the first holder of a
+        buffer, which keeps the original."""
         together = list(stages)
         for index in together:
             clones: dict[int, Tensor] = {}
@@ -203,8 +203,8 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     # Dynamic programming: the best cuts of the remaining units depend only on where they start and `stages`.
     @cache
     def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
-        """Return (cost of the largest stage, sum of squared costs, ends of the stages) for the best split of
-        the units from `start` on."""
+        """Return (cost of the most expensive stage, sum of squared costs, ends of the stages) for the best
+        split of the units from `start` on into `stages` stages."""
         options = []
         for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
             cost = total[end] - total[start]

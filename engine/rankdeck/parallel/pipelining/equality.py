@@ -367,8 +367,8 @@ def _compare_boundaries(in_training: list[Any], in_evaluation: list[Any]) -> Non
 
 
 def _is_close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
-    """Check whether tensors are equal except for the order of summation; `scale` is the largest value among
-    tensors of the same kind."""
+    """Check whether tensors differ only by rounding, which depends on the order of summation; `scale` is the
+    largest value among tensors of the same kind."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if not (left.is_floating_point() or left.is_complex()):

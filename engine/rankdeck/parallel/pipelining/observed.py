@@ -327,8 +327,8 @@ class _ObservedStage(nn.Module):
     ) -> Tensor:
         """Make zeros that take no memory.
 
-        Results computed from the zeros are dropped. If the model's code needs such a result later after all,
-        a gradient reaches the zeros, which raises an error.
+        Results computed from the zeros are dropped. If the stage's output nevertheless depends on such a
+        result, a gradient reaches the zeros, which raises an error.
         """
         # One number in memory for any shape.
         blank = torch.zeros((), dtype=dtype, device=device).expand(shape)

@@ -162,7 +162,7 @@ class HandWrittenSchedule:
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
         """Run a microbatch's backward.
 
-        Sharded weights sync their gradients in the last backward; until then they accumulate.
+        Sharded weights sync their gradients in the last backward; until then, the gradients accumulate.
         """
         is_last = microbatch == self._num_microbatches - 1
         for module in sharded_modules(self._runner):

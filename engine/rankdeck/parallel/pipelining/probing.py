@@ -159,7 +159,7 @@ def _history_number(
     """Return a number that identifies a tensor's history; equal operations on equal inputs get the same
     number.
 
-    Graphs are deeper than a call stack, so unvisited nodes wait in a list.
+    Graphs can be deeper than Python's call stack, so a list of unvisited nodes replaces recursion.
     """
     root = tensor.grad_fn
     waiting = [root]

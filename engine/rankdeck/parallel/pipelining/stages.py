@@ -109,14 +109,14 @@ class StageRunner(nn.Module):
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """Update state after a batch's last backward; `groups` connect pipelines that train on other
+        """Update state after a batch's last backward; `groups` connect pipelines that train on different
         samples."""
         self._statistics.update()
         self.state.finish(groups)
 
     def forward(self, *received: Tensor) -> Any:
-        """Return the scaled loss (a 0-dim tensor) on the last stage, and the next stage's input on the
-        others."""
+        """Return the scaled loss (a 0-dim tensor) on the last stage, and the next stage's input on all other
+        stages."""
         with self._autocast():
             entered = None if self.is_first else tuple(map(prepare_input, received, self._input_shapes))
             output = self.stage(entered, self._inputs[self.microbatch])

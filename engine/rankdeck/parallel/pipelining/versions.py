@@ -64,7 +64,7 @@ class WeightVersions:
                 own_parameters(module)[name] = self._weights[index]
 
     def prepare_update(self, needed: set[int]) -> None:
-        """Keep the newest version unchanged by the next update if it is in `needed`."""
+        """Protect the newest version from the next update if that version is in `needed`."""
         if self.newest in needed:
             for parameter in self._weights:
                 parameter.data = parameter.data.clone()

@@ -329,7 +329,7 @@ def merge_attributes(
     """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
 
     `move(tensor, stage)` copies a tensor to the device of a stage. If several stages have changed an
-    attribute, the first such value is used, because later stages run all earlier layers on zeros.
+    attribute, the earliest stage's value is used, because later stages run all earlier layers on zeros.
     """
     attributes: dict[tuple[nn.Module, str], Any] = {}
     for state in states:

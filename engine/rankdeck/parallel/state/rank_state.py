@@ -21,7 +21,7 @@ from rankdeck.parallel.collectives.buckets import apply_in_buckets
 from rankdeck.parallel.state.slots import Values, is_same
 
 Groups = Sequence[dist.ProcessGroup | None]
-"""For each mesh axis, the group of ranks that process other samples of the batch; None means all ranks."""
+"""Groups of ranks that process different samples of the batch, one per mesh axis; None means all ranks."""
 
 
 class CrossRankState:

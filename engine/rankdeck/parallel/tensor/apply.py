@@ -5,7 +5,7 @@
 
 Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
 With sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum
-becomes a reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
+becomes a reduce-scatter plus an all-gather, which send as many bytes; the activations shrink to 1/n.
 
 torch breaks ties when it replaces weights; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the last layer of an unsplit attention; if all are split, a block missing from the numbering."""
+    """Return an unsplit attention's last layer, or else a block that `plan.blocks` skips, or else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -222,7 +222,7 @@ def _unsplit_attention(plan: SplitPlan) -> str | None:
 def _block_without_modules(plan: SplitPlan) -> str | None:
     """Return a block that holds split layers directly, without a module around them.
 
-    The block's code would count only the tokens of one rank, whereas its layers receive all tokens.
+    With sequence_parallel, the block's code would get one rank's tokens, but its layers gather all tokens.
     """
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)

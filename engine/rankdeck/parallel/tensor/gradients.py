@@ -99,7 +99,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
-    """Gather weights and persistent buffers under every name; all ranks call this.
+    """Gather weights and persistent buffers, tied ones under each of their names; all ranks call this.
 
     Gathered tensors are moved to the host, so that no device needs to hold all of them. If `should_keep` is
     false, each tensor is dropped as soon as it is gathered.

@@ -1,13 +1,15 @@
 """Find why two steps under a strategy differ from one device's, by computing on one device with the
 strategy's splits.
 
-    forwards over the slices, from the batch's first state    differ from one forward: the model mixes samples
-    losses over these slices                                  differ from one loss: the loss does not add up
-    slices in sequence, each from the previous slice's state  equal the strategy's results: the cause is state
-    none of these results                                     the cause is in the strategy itself: the first
-                                                              difference within a step shows where
+    result on one device                                                    cause of the difference
+    separate forwards over the slices differ from one forward over all      the model mixes samples
+    separate losses of the slices differ from one loss over all             the loss does not add up
+    passing state from slice to slice gives the strategy's results          state
+    no such result                                                          the strategy itself
 
-If time runs out, the cause is unknown. Read check.py next.
+In the first two tests, all slices of a microstep start with the state from before it. If the cause is the
+strategy, the first difference within a step shows where. If time runs out, the cause is unknown. Read
+check.py next.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def _find_step_cause(steps: StepComparison, computed: StepResults, one_device: O
 
 
 def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
-    """Test on one device whether the model, then whether the loss, depends on how a batch is split; return
-    the first that does."""
+    """Test on one device whether the model or the loss depends on how a batch is split; return the first
+    cause found, None if neither depends on it."""
     unsliced = one_device.full_batches()
     for loss_by_slice, cause in _BATCH_DEPENDENCES:
         sliced = one_device.in_slices(loss_by_slice, whole_state=True)

@@ -1,10 +1,10 @@
 """Check before the first step, on every rank, that a strategy computes the same as one device.
 
-    rank 0    two steps on one device: how long do they take, is there time for whole batches?
+    rank 0    take two steps on one device, and time them: is there time for whole batches?
     all       build the strategy
-    all       take two steps under it
-    rank 0    compare, and find the cause of differences
-    all       receive the result
+    all       take two steps under the strategy
+    rank 0    compare the results, and find the cause of differences
+    all       receive the result of the check
 
 Between these stages rank 0 checks the budget (budget.py) and decides for all ranks: if time runs out, only
 one step is compared, or nothing, and the result says so. before_run.py handles the result; read it next.
@@ -163,7 +163,7 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """(samples of a microstep of the run, how many of them one forward sees)."""
+        """The number of samples in a microstep of the run, and how many of them one forward sees."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
@@ -356,7 +356,7 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """Return the results of one device's steps, with batch norms treated as in the first comparison."""
+        """Return the results of one device's steps, with batch norms frozen if they would see slices."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:

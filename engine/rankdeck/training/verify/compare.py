@@ -3,8 +3,8 @@
 Summing in two different orders gives results that differ by rounding, and an optimizer may amplify the
 difference: Adam turns a gradient that is zero except for rounding into a full-length step. The model itself
 shows the size of this effect: the reference is computed once more from weights changed by one rounding, and
-tensors may differ by a multiple of the resulting change. This is measured only if tensors exceed the narrow
-bounds of fp64.
+tensors may differ by a multiple of the resulting change. The reference is computed again only if tensors
+exceed the narrow bounds of fp64.
 
 In fp32 and below, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the first
 step's rounding noise dominates the second step, so only the first step's losses and gradients are compared.

@@ -76,8 +76,9 @@ class OneDevice:
         """Return the results of the steps over the slices that the strategy's forwards see.
 
         State passes from slice to slice; with `whole_state`, each slice instead starts with the state of
-        unsliced microsteps. None if nothing is split, or if the slices' outputs cannot be concatenated for
-        one loss.
+        unsliced microsteps. With `loss_by_slice`, each slice has its own loss; otherwise one loss is computed
+        from the slices' concatenated outputs. None if nothing is split, or if the computation over slices
+        fails.
 
         Raises: OutOfTimeError.
         """
