@@ -65,7 +65,7 @@ def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplicatio
 
 
 def compose_after_first_paint(window: MainWindow) -> None:
-    """Plug the views in once the frame is on screen."""
+    """Create the controllers and views once the window has painted its first frame."""
 
     def on_first_paint() -> None:
         from rankdeck_app.composition import compose

@@ -155,7 +155,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "editor.font",
         "",
-        tr_noop("Font of code, output and numbers, such as JetBrains Mono. Empty: the default font."),
+        tr_noop("Font for code, output and numbers, such as JetBrains Mono. Empty: the default font."),
         needs_restart=True,
     ),
     Setting("runs.dir", "", tr_noop('Folder for new runs. Empty: the folder "runs" in the workspace.')),

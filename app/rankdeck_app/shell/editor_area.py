@@ -105,7 +105,7 @@ class EditorArea(QWidget):
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
 
     def _detach_tab(self, page_id: str) -> Tab | None:
-        """Remove and return the tab of an open page that cannot be shown twice; return None for other pages."""
+        """Remove and return the tab of an open page that cannot be shown twice; None for other pages."""
         location = self._find(page_id)
         if location is None or location[1].can_split:
             return None

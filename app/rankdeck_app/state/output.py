@@ -146,7 +146,7 @@ def _run_started_text(event: events.RunStarted) -> str:
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:
-    """Return a line for the batch's last step."""
+    """Return an output line for the last step of the event."""
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
         return None

@@ -170,8 +170,8 @@ class LossOverlay(ZoomPlot):
 
 
 def _thin_line(line: LossCurve) -> LossCurve:
-    """Return the curve with fewer points in its average, because dashes on a dense line take a second to
-    draw."""
+    """Return the curve with only every n-th point of its averaged line: a dashed line with many points takes
+    a second to draw."""
     step = max(1, len(line.average_x) // _AVERAGE_POINTS)
     if step == 1:
         return line

@@ -62,7 +62,7 @@ ROW_SPECS: dict[str, tuple[RowSpec, ...]] = {
         RowSpec("imbalance", phrase("Imbalance"), formatting.RATIO, LESS, differences.MEMORY),
         RowSpec("peak_sum", phrase("Peak, all devices"), formatting.BYTES, LESS, differences.MEMORY),
         RowSpec("predicted_peak", phrase("Fullest device, predicted"), formatting.BYTES),
-        RowSpec("held", phrase("Memory with known owners"), formatting.BYTES, LESS, differences.MEMORY),
+        RowSpec("held", phrase("Attributed memory"), formatting.BYTES, LESS, differences.MEMORY),
     ),
     phrase("Communication"): (
         RowSpec("sent", phrase("Sent per step, all ranks"), formatting.BYTES, LESS, differences.BYTES),

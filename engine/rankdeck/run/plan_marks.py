@@ -19,8 +19,10 @@ _ONLY_ONE_REASON = (
 )
 """Reasons for recommending the only candidate: if its prediction is exact, and if it is only a bound."""
 _SURE_REASON = (
-    tr_noop("It fits with room to spare, and no other candidate is certain to."),
-    tr_noop("As far as Rankdeck can tell, it fits with room to spare, and no other candidate is certain to."),
+    tr_noop("It fits with room to spare, and no other candidate certainly does."),
+    tr_noop(
+        "As far as Rankdeck can tell, it fits with room to spare, and no other candidate certainly does."
+    ),
 )
 _ONLY_FIT_REASON = (
     tr_noop("It is the only candidate that fits with room to spare."),

@@ -47,7 +47,7 @@ _MAX_JOIN = 1 << 16
 
 
 class RankSteps:
-    """Steps that one rank wrote.
+    """Steps that one rank reported.
 
     Of `timed_s` seconds, the rank waited `wait_s` for its data loader; the first step is excluded from both.
     """

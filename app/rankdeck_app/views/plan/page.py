@@ -336,8 +336,7 @@ def _changes_text(line: PlanLine) -> str:
 
 
 def verification_summary(plan: DraftPlan) -> str:
-    """Return a text that says how many strategies give the same result as one device, and which do not; "" if
-    none was verified."""
+    """Return the text on how many strategies match one device, and which do not; "" if none was verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:
@@ -345,7 +344,8 @@ def verification_summary(plan: DraftPlan) -> str:
     equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
     texts = []
     if total := len(equal) + len(noted) + len(differing):
-        texts.append(tr("Verified: {count} of {total} match one device.", count=len(equal), total=total))
+        counts = {"count": len(equal), "total": total}
+        texts.append(tr("Verified: {count} of {total} give the same result as one device.", **counts))
     if noted:
         texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
     if differing:

@@ -82,7 +82,7 @@ class Sharding:
         return replicated
 
     def _shard_part(self, submodule: nn.Module, **options: Any) -> list[nn.Parameter]:
-        """Cut the weights of the FSDP group of `submodule`; return the weights that stay replicated."""
+        """Shard the weights of the FSDP group of `submodule`; return the weights that stay replicated."""
         replicated, marks = _prepare_part(submodule)
         fully_shard(submodule, mesh=self.mesh, ignored_params=set(replicated), **options)
         _restore_metadata(submodule, marks)

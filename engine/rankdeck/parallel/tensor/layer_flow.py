@@ -196,7 +196,7 @@ def _iter_weights(
 
 
 def _bypasses_layers(nodes: _ModuleNodes, parent: str, layers: Collection[str]) -> bool:
-    """Check whether the input of a module reaches its output without passing a split layer."""
+    """Check whether the input of a module reaches its output on a path around all split layers."""
     inputs = set(nodes.inputs.get(parent, ()))
     return any(
         node in inputs for node in _nodes_between(nodes.output_nodes(layers), nodes.outputs.get(parent, ()))

@@ -310,7 +310,7 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, 
 
 
 def _find_heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
-    """Return the head counts of attentions that the user's plan splits just as an automatic plan would."""
+    """Return the head counts of attention layers that the user's plan splits as an automatic plan would."""
     split = {(layer.name, layer.kind) for layer in layers}
     with contextlib.suppress(ModelError):  # attentions that cannot be split may not be part of this plan
         return tuple(
