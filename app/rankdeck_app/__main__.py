@@ -1,6 +1,6 @@
 """Starts the desktop app: parses the arguments, checks whether Qt can start, and runs the app.
 
-The frame is painted first, without torch, numpy or pyqtgraph; then composition.py plugs the views in.
+The empty window is painted first, without torch, numpy or pyqtgraph; then composition.py adds the views.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class SignalBridge(QObject):
 
 
 def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
-    """Create the QApplication and set the app's name. The Fusion style and theme/ replace the platform's
-    theme."""
+    """Create the QApplication, scaled by `zoom`, and set the app's name. Later, theme/ replaces the
+    platform's theme and sets the Fusion style."""
     QGuiApplication.setDesktopFileName("rankdeck")
     with apply_zoom(zoom):
         app = QApplication(argv or ["rankdeck-app"])

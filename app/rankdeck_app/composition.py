@@ -1,6 +1,6 @@
-"""Connects the window's frame with the views, once, after the first paint; the only module that imports both.
+"""Adds the views to the window once, after the first paint; only this module imports both window and views.
 
-Each part of the app is plugged in by a line or a small function here. Factories import a view when it is
+Each part of the app is registered by a line or a small function here. Factories import a view when it is
 first shown. Shortly after the first paint, never before it, preload.py imports the modules that the views
 share.
 """

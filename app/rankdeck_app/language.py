@@ -3,8 +3,8 @@ Qt translation files (languages/rankdeck_ko.qm, made by `make texts` and Qt Ling
 
 The engine's messages are in English and carry their templates (rankdeck/base/phrases.py), which
 `translate_problem` translates. The test language Pseudo makes texts longer and accented: a text that appears
-without accents would stay untranslated in a real language, and a text that is cut off might be cut off there
-too.
+without accents would stay untranslated in a real language, and a text that is cut off might be cut off in a
+real language.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train with any parallel strategy, plan a run's memory, and observe every device during the run.
 
 Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir`, `rankdeck.models`, `rankdeck.run`, and
-the names in `_PUBLIC`. Modules are imported on first use, so that importing Rankdeck loads nothing that the
-caller does not use, in particular not torch. __init__.pyi declares the types of these names.
+the names in `_PUBLIC`. Modules are imported on first use, so importing Rankdeck alone does not load torch.
+__init__.pyi declares the types of the public names.
 """
 
 # hatchling reads the version from here. An editable install keeps the metadata of its first day, so

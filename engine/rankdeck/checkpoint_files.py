@@ -2,8 +2,8 @@
 
     checkpoints/<step>/  ...  COMMIT    lists every file with its length and checksum; written last
 
-A directory without COMMIT does not count as a checkpoint. Most file formats load a zeroed page without an
-error, hence the checksums. checkpoint/store.py writes and restores the contents.
+A directory without COMMIT does not count as a checkpoint. Files have checksums because readers of most file
+formats do not detect a zeroed page. checkpoint/store.py writes and restores the contents.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""Memory kind of the bytes, in a user script, of tensors whose owner was not found."""
+"""Memory kind of a user script's tensors whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
@@ -84,9 +84,9 @@ class RunStarted(Event, tag="run_started"):
     """The start of an attempt, written by the supervisor.
 
     `started` is when the user's command started (Unix seconds); `steps` is None if the run is configured in
-    epochs. For a user script (`source`), strategy, steps and global batch are not known in advance, and
-    `world_size` is the requested number of ranks: a script may start more ranks itself. `cores` is the number
-    of CPU cores that the ranks share.
+    epochs. If `source` is SCRIPT, strategy, steps and global batch are not known in advance, and `world_size`
+    is the requested number of ranks: a script may start more ranks itself. `cores` is the number of CPU cores
+    that the ranks share.
     """
 
     run: str
@@ -359,13 +359,13 @@ class Observed(Event, tag="observed"):
     own `wrapper_options`. `model`, `optimizer` and `dataset` are "module:Class". `other_optimizers` counts
     the steps of optimizers other than `optimizer`, `skipped` the steps that a gradient scaler skipped.
     `batch` is the number of samples in a batch of the training loader, `accumulate` the number of backward
-    passes per step. `not_finite` is the first step with a loss that was read and was NaN or infinite. `parts`
+    passes per step. `not_finite` is the first step whose loss was observed to be NaN or infinite. `parts`
     maps each part of the observer that was disabled to the reason.
 
-    `batch_norms` counts the model's batch norms that, in training, normalise over this rank's samples alone.
-    `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with the same
-    digest train on the same samples. `same_epochs` counts the epochs with the same order as the previous
-    epoch, which happens if the script does not call set_epoch of its shuffling DistributedSampler.
+    `batch_norms` counts the model's batch-norm layers that, in training, normalise over this rank's samples
+    alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
+    the same digest train on the same samples. `same_epochs` counts the epochs whose sample order was the
+    previous epoch's, as happens if the script does not call set_epoch of its shuffling DistributedSampler.
     """
 
     rank: int
@@ -401,9 +401,9 @@ class Metrics(Event, tag="metric"):
     """Values that a script or a configured run's user model has logged, as columns by name.
 
     Entry i of `values[name]` belongs to `steps[i]`, in the script's own step count (None if it gave none),
-    and was logged at `times[i]` (Unix seconds). A value is None if it was not finite or if the entry has no
-    value of that name. `through` is the API that was called: rankdeck | transformers | accelerate | lightning
-    | tensorboard | wandb | mlflow. `after` is the number of steps that the observer had counted by then.
+    and was logged at `times[i]` (Unix seconds), when the observer had counted `after[i]` steps. A value is
+    None if it was not finite or if the entry has no value of that name. `through` is the API that was called:
+    rankdeck | transformers | accelerate | lightning | tensorboard | wandb | mlflow.
     """
 
     rank: int
@@ -443,7 +443,7 @@ class LossScale(Event, tag="loss_scale"):
 class Evaluation(Event, tag="evaluation"):
     """Evaluation on all held-out samples.
 
-    `loss` is None if no target is counted or the loss is not finite, `accuracy` if there are no classes.
+    `loss` is None if no target counts or the loss is not finite; `accuracy` is None if there are no classes.
     """
 
     step: int

@@ -1,9 +1,8 @@
-"""Manages comparisons: opens them, lets the user pick runs, and exports them; also exports a run's report and
-weights.
+"""Opens and exports comparisons, lets the user pick their runs, and exports a run's report and weights.
 
 Every comparison is a tab, with an id such as "compare:1", and keeps its runs across restarts. The current
-comparison is the one in the active tab, or else in the most recently active comparison tab; the side bar adds
-runs to the current comparison.
+comparison is that of the active tab, or else that of the most recently active comparison tab; the side bar
+adds runs to the current comparison.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Comparisons(QObject):
     # Opening
 
     def open_comparison(self, runs: Iterable[Path | RunRef]) -> ComparePage | None:
-        """Compare these runs, with the first as the baseline. Reuse a tab that compares the same runs."""
+        """Compare runs, with the first run as the baseline. Reuse a tab that compares the same runs."""
         ats = list(dict.fromkeys(run if isinstance(run, RunRef) else RunRef(run.absolute()) for run in runs))
         if not ats:
             return None

@@ -68,7 +68,7 @@ class RaceTabs(QObject):
         self._launcher.show_starting_page(launch, self._tabs.open)
 
     def _race_again(self, watch: RaceMonitor) -> None:
-        """Repeat a race with the same strategies and steps."""
+        """Repeat a race with the same strategies and number of steps."""
         race, folder = watch.race, watch.folder
         if race is None:
             return

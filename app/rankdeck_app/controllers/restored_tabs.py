@@ -72,7 +72,7 @@ class RestoredTabs(QObject):
             self._timer.stop()
 
     def _release_built(self) -> None:
-        """Release the runs of tabs that were built or closed."""
+        """Release the runs of tabs that were closed or whose pages were built."""
         unbuilt = set(self._unbuilt_paths())
         for path in [path for path in self._acquired_runs if path not in unbuilt]:
             del self._acquired_runs[path]

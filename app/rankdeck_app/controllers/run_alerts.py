@@ -3,7 +3,7 @@ rules.
 
 An alert about imbalance has a button that changes the strategy.
 
-A run's own problems come from its run directory (run_tabs.py); alerts are derived from its metrics.
+Alerts are derived from a run's metrics; run_tabs.py lists the problems stored in the run directory.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class RunAlerts(QObject):
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
-        """Make the run's configuration, with `changes`, the draft; if the previous draft was edited, the
-        toast offers to restore it."""
+        """Make the run's configuration, with `changes`, the draft, and show `text` in a toast; if the
+        previous draft was edited, the toast offers to restore it."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
 

@@ -137,8 +137,8 @@ class Session:
             closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """Switch the first draft to GPUs once the driver reports any, unless the draft's text then differs
-        from `first_text` because the user has changed it.
+        """Switch the first draft to GPUs once the driver reports any, unless the user has changed the draft's
+        text from `first_text` by then.
 
         The draft is created before the driver answers.
         """

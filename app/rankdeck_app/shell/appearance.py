@@ -31,8 +31,8 @@ _UI_EFFECTS = (
 
 
 class Appearance(QObject):
-    """Keeps the app in line with the appearance settings. `show_error` is called with a message if a newly
-    chosen theme cannot be loaded."""
+    """Applies the appearance settings to the app at start and on every change. `show_error` is called with a
+    message if a newly chosen theme cannot be loaded."""
 
     def __init__(self, services: Services, show_error: Callable[[str], object], parent: QObject) -> None:
         super().__init__(parent)

@@ -14,8 +14,8 @@ def with_shortcut(text: str, keys: str) -> str:
 
 
 class CommandButton(ToolButton):
-    """Tool button of a command, with the command's name and shortcut as tooltip, visible while the command is
-    enabled.
+    """Tool button of a command, visible while the command is enabled; the tooltip shows the command's name
+    and shortcut.
 
     The button needs a parent: without one, becoming visible would make it a window that takes the focus.
     """

@@ -54,8 +54,8 @@ class EditorArea(QWidget):
     # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Register `factory(page_id)` to rebuild pages "<prefix>:..." after a restart, a reopening or a
-        split.
+        """Register `factory(page_id)`, which rebuilds pages with ids "<prefix>:..." after a restart, a
+        reopening or a split.
 
         The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
         """
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the groups other than the page's, from the next one on; if there are none, create one."""
+        """Return the other groups, starting after the group of `page`; if there are none, create one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close all unpinned tabs to the "right" of the current tab, all unpinned "others", or "all" tabs."""
+        """Close unpinned tabs right of the current tab ("right"), unpinned "others", or "all" tabs."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)
@@ -174,7 +174,7 @@ class EditorArea(QWidget):
             self._close_group(group)
 
     def _close_group(self, group: TabGroup) -> None:
-        """Close all tabs, the current one last, so that no page is built just to be closed."""
+        """Close all tabs of a group, the current tab last, so that no page is built just to be closed."""
         for tab in sorted(group.tabs, key=lambda tab: tab is group.current):
             self._close_tab(group, tab)
 

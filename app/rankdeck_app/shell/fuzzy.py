@@ -44,8 +44,8 @@ def _match_word(word: str, text: str) -> FuzzyMatch | None:
 
 
 def _match_chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
-    """Return the positions in `text` of the letters of `word`, searching from `start`; `before` is the
-    position of the previously matched letter."""
+    """Return the positions in `text` of the letters of `word`, searching from `start`; `low` is the text in
+    lower case, `before` the position of the previously matched letter."""
     if not word:
         return ()
     for at in range(start, len(low)):

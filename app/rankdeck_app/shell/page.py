@@ -19,8 +19,8 @@ from PySide6.QtWidgets import QWidget
 
 
 class PageUnavailableError(Exception):
-    """Raised by a factory that cannot build its page, such as that of a deleted run. The tab shows the
-    message instead."""
+    """Raised by a factory that cannot build its page, such as the page of a deleted run. The tab shows the
+    error's message instead of the page."""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class CommandPalette(FloatingList):
         on_cancel: Callable[[], object] | None = None,
         keep_input: bool = False,
     ) -> None:
-        """Ask the user to pick one of `items`, with `current_index` selected first; call the chosen item's
-        callback, or `on_cancel` if none is chosen.
+        """Ask the user to pick one of `items`; the item at `current_index` is selected initially. Call the
+        chosen item's callback, or `on_cancel` if no item is chosen.
 
         With `keep_input`, a question that is asked again after a choice keeps the typed text and the scroll
         position.
@@ -140,8 +140,8 @@ class CommandPalette(FloatingList):
             show()
 
     def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
-        """Return a function that lists the rows of commands and quick open. The function asks the providers
-        only on its first use."""
+        """Return a function that lists the rows for the typed text: commands after ">", or else quick open
+        items. The function asks the providers only on its first use."""
 
         @cache
         def listed() -> list[QuickPickItem]:

@@ -1,7 +1,7 @@
 """The side bar: one view per activity, built when it is first shown.
 
-A view registers an `Activity`. `SideBarView` is a ready-made body for it: collapsible sections in a scroll
-area, with a fixed header and footer.
+A view is registered with an `Activity`. `SideBarView` is a base class for views: collapsible sections in a
+scroll area, with a fixed header and footer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     status bar
 
 window_state.py opens the window and adds the frame's own commands. The window does not depend on any view:
-composition.compose(window) plugs views in after `first_painted`, with `add_activity`, `add_panel_tab`,
+composition.compose(window) registers the views after `first_painted`, with `add_activity`, `add_panel_tab`,
 `editor.register_page_kind`, `status_bar.item`, `command_palette.add_provider` and `commands.register`.
 """
 
@@ -50,8 +50,8 @@ _MANAGE_COMMANDS = ("palette.commands", "preferences.settings", "preferences.key
 class MainWindow(QWidget):
     """The main window.
 
-    `first_painted` is emitted once, when the empty frame is on screen; `started` when the views are plugged
-    in; `layout_changed` when parts are toggled or resized; `closing` when the window is about to close.
+    `first_painted` is emitted once, when the empty frame is on screen; `started` when the views are added;
+    `layout_changed` when parts are toggled or resized; `closing` when the window is about to close.
     """
 
     first_painted = Signal()
@@ -142,7 +142,7 @@ class MainWindow(QWidget):
     def start(self) -> None:
         """Show the last session's side bar view and panel tab, and restore the tabs.
 
-        Call it when all views are registered.
+        Call this method once all views are registered.
         """
         if not self.side_bar.current_id:
             self.side_bar.show_initial()
@@ -349,7 +349,7 @@ class MainWindow(QWidget):
         self.clock.set_slow(True)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Close without a question; runs continue."""
+        """Close the window without asking for confirmation; runs continue."""
         self.closing.emit()
         self.clock.stop()
         self.toasts.dismiss_all()

@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: since the error, a file of another
-kind, such as a pipe, may have taken its place."""
+"""Read a code file named in a traceback, or report why it cannot be shown: since the error occurred, it may
+have been replaced by something else, such as a pipe."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Devices chosen for the next run, in the configuration or in the script, depending on which of them Launch
-would start.
+"""Devices chosen for the next run: those of the configuration or those of the script, whichever Launch would
+start.
 
 One set of device cards serves both: the cards read and write this model, whichever of the two is chosen. In a
 run of several hosts, each host has its own choice.

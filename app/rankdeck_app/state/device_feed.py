@@ -1,4 +1,4 @@
-"""Run the sampler, a process that reads GPUs (`rankdeck devices --follow --json`), over ssh for another host.
+"""Run the sampler (`rankdeck devices --follow --json`), a process that reads GPUs; on another host, over ssh.
 
 A separate process queries the driver, because NVML calls can block and have crashed when a GPU was lost. If
 the process ends or is silent for too long, it is restarted after a pause that doubles each time. If there is

@@ -28,7 +28,7 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 from rankdeck_app.state.workspace import Workspace
 
 MAX_OUTPUT_BYTES = 4 << 20
-"""Limit for the output of a check run: about 200 times the output for a machine with many problems."""
+"""Limit for the output of one doctor process: about 200 times the output for a machine with many problems."""
 _MAX_ROWS, _MAX_TEXT_LENGTH, _MAX_EVIDENCE = 100, 1000, 30
 _MAX_UNPARSED_LENGTH = 1 << 14
 SEVERITY_ORDER = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.SKIPPED)
@@ -86,7 +86,7 @@ class Doctor(QObject):
         self.previous_lines: dict[str, CheckLine] = {}
         self.done: DoneLine | None = None
         self.problem = ""
-        """Why the newest check run ended early, in the window's language."""
+        """Why the newest doctor process ended early, in the window's language."""
         self.python, self.started_at = "", 0.0
         """The interpreter that ran the checks, and the Unix time at which the checks started."""
         self._engine, self._workspace = engine, workspace

@@ -3,7 +3,7 @@
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace,
 and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. `resume RUN --detach --json` ends in the
 same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The engine
-itself changes to the command's folder (-C), because Qt would open the folder in the app's process.
+changes to the command's folder itself (-C), because if Qt did, a slow disk could block the window.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ class Engine(QObject):
         return stream
 
     def close(self) -> None:
-        """Wait until pending launches have handed their runs to guards, and end all other commands."""
+        """Wait until the guards of pending launches have started, and end all other commands."""
         for launch in list(self._launches):
             if not launch.call.wait(CLOSE_TIMEOUT_MS):
                 launch.cancel()

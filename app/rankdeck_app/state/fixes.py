@@ -129,8 +129,8 @@ class FixPlans(PlannerClient):
 
 
 def _devices_option(run: LiveRun) -> str | None:
-    """Return the planner's option for the run's own devices, because the default devices may have changed
-    since the run started."""
+    """Return the run's own devices as the planner's `--devices` option, because the default devices may have
+    changed since the run started."""
     uuids = [device.uuid for device in run.devices if device.uuid]
     if run.has_gpus:
         return f"gpu:{','.join(uuids)}" if uuids else None

@@ -1,6 +1,6 @@
 """Track when this machine last heard from each host of a run, by this machine's clock.
 
-A host that is disconnected, stopped or far behind counts as silent, whatever its own clock says.
+A host that is disconnected, stopped or late with its reports counts as silent, whatever its own clock says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from rankdeck.run.devices import DeviceState
 
 SILENT_AFTER_S = 3.0
-"""Time without a report after which a host is silent; hosts report once a second."""
+"""Time without a report after which a host counts as silent; hosts report once a second."""
 
 
 class HostLiveness:

@@ -1,9 +1,9 @@
 """Lines of output: the ranks' logs, and steps and other events as text, limited to the newest lines.
 
 A thread reads `logs/*.out`, `*.err` and the event files from near their ends, and passes on lists of lines.
-The model keeps a bounded number of lines, so a day-long run costs no more than a one-minute run. Each batch
-of steps that a rank writes becomes one line; steps of a user's script are left out, because the script prints
-its own progress. A progress bar that redraws itself becomes one line per second.
+The model keeps a bounded number of lines, so a day-long run costs no more memory than a one-minute run. Each
+batch of steps that a rank reports becomes one line; steps of a user's script are left out, because the script
+prints its own progress. A progress bar that redraws itself becomes one line per second.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _run_started_text(event: events.RunStarted) -> str:
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:
-    """Return an output line for the last step of the event."""
+    """Return an output line for the last of the steps that the event reports."""
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
         return None

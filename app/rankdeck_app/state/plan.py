@@ -2,10 +2,10 @@
 
     draft changed -> stop the process, drop old answers -> wait until typing pauses -> new process -> rows
 
-Answers are kept for each strategy until another part of the draft changes in a way that affects memory, so
-choosing another strategy requests only missing answers. Unless all strategies are shown, only the chosen one
-is planned. Planning a configuration with the user's own code executes that code, so its folder must be
-trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
+Answers are kept for each strategy until a part of the draft that affects memory, other than the strategy,
+changes, so choosing another strategy requests only missing answers. Unless all strategies are shown, only the
+chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
+must be trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _IRRELEVANT_KEYS = {
 
 @dataclass
 class PlanRow:
-    """A strategy with its options: answered, pending, or failed with `failure`."""
+    """A strategy with its options: answered by `line`, failed because of `failure`, or pending."""
 
     strategy: str
     label: str

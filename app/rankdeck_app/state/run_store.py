@@ -43,7 +43,7 @@ class RunStoreError(RankdeckError):
 
 
 class RunStore(QObject):
-    """Changes to runs.
+    """Changes, deletes and restores runs on the io thread.
 
     `relabelled` carries a run's path, title and labels; `trashed` a list of TrashedRun; `restored` the paths
     of the restored runs; `failed` a sentence for each failure.

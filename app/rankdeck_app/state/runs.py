@@ -1,7 +1,7 @@
-"""All known runs: a list that a thread refreshes once a second, and its Qt model.
+"""All known runs: a list that a thread refreshes once a second, and the list's Qt model.
 
-The thread emits the list only when it has changed, so the UI never waits for a disk. While thousands of rows
-are being read, it emits several lists a second.
+The thread reads the runs, so the UI never waits for a disk. It emits the list only when the list has changed;
+while rows are still being read, it does so at most every half second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REPORT_INTERVAL_S = 0.5
 class _Scanner(QObject):
     """Scanner object that lives in the scan thread.
 
-    `infos_found` carries a changed list and the number of runs whose rows are still unread. Between two
+    `infos_found` carries the list when it has changed, and the number of runs with unread rows. Between two
     scans, the scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
     """
 
@@ -101,7 +101,7 @@ def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
 
 
 class RunsModel(QAbstractListModel):
-    """Qt model of the list, with each race's entries below the race. `InfoRole` returns the RunInfo."""
+    """Qt model of the run list, with each race's entries below the race. `InfoRole` returns the RunInfo."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 

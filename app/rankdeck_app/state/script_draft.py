@@ -1,8 +1,8 @@
-"""Draft of a script run: the script, its arguments, variables and devices, and their problems.
+"""Draft of a script run: the script, its arguments, environment variables and devices, and their problems.
 
-Launch starts either this draft or that of a configuration (draft.py); `is_chosen` says which. For each
-folder, the fields are saved exactly as typed, so that text that is not valid yet is not lost; each problem
-names its field. Nothing is executed to find problems.
+Launch starts either this draft or the draft of a configuration (draft.py); `is_chosen` says which. The fields
+are saved for each folder exactly as typed, so that text that is not valid yet is not lost. Each problem names
+its field. Nothing is executed to find problems.
 """
 
 from __future__ import annotations

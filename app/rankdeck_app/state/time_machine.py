@@ -1,8 +1,8 @@
 """State for viewing a run at an earlier time: the requested time, and the run as it was then.
 
-A thread reads the past (rankdeck.run.run_history), so that dragging the viewed time stays smooth however slow
-the disk is. Until the run at the requested time has been read, views keep showing the previously viewed time,
-and say so. Nothing of a run's past is read or kept in memory unless the user views it.
+A thread reads the run's history (rankdeck.run.run_history), so that dragging the time slider is smooth even
+if the disk is slow. Until the run at the requested time has been read, views keep showing the previously
+viewed time, and say so. The history is neither read nor kept in memory unless the user views it.
 """
 
 from __future__ import annotations

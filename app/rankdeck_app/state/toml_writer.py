@@ -37,7 +37,7 @@ def write_value(document: Any, key_path: KeyPath, value: Any) -> None:
 
 
 def _rewrite_inline_table(document: Any, key_path: KeyPath, table: Any) -> None:
-    """Rewrite an inline table, because tomlkit puts no space after the comma of an added key."""
+    """Rewrite an inline table, because tomlkit puts no space after the comma before an added key."""
     holder = document
     for key in key_path[:-1]:
         holder = holder[key]

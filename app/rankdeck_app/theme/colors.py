@@ -3,7 +3,7 @@ unset.
 
 Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets only some of these ids; `Color.fallback`
 says how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are
-our own, for charts and kinds of memory. Amber is the only hot colour, reserved for imbalance and trouble;
+our own, for charts and kinds of memory. Amber is the only warm colour, reserved for imbalance and problems;
 kinds of memory are shades of blue.
 """
 

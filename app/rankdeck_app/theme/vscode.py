@@ -24,7 +24,7 @@ from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
 
 class HighContrastColor(NamedTuple):
-    """A colour in the dark and in the light high-contrast theme, and the ids that use it."""
+    """A pair of colours, for the dark and the light high-contrast theme, and the ids that use this pair."""
 
     dark: str
     light: str

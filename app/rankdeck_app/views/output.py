@@ -182,7 +182,7 @@ class OutputView(QWidget):
         self._scroll_to_end()
 
     def poll(self) -> None:
-        """Append lines from the reader thread to the model, few enough per call that clicks stay
+        """Append lines from the reader thread to the model, few enough per call that the UI stays
         responsive."""
         if self._tail is None or not self._tail.lines:
             return
@@ -234,7 +234,7 @@ class OutputView(QWidget):
 
 
 class OutputTools(QWidget):
-    """Controls in the panel's header: the run's name, a filter, the rank, the follow lock, and clear."""
+    """Controls in the panel's header: the run's name, filter, rank, follow lock and clear button."""
 
     def __init__(self, theme: Theme, view: OutputView) -> None:
         super().__init__()

@@ -266,8 +266,8 @@ def _count_text(num_chosen: int, num_found: int) -> str:
 
 
 class NoteDialog(QDialog):
-    """Dialog for a run's note. When the dialog is accepted, its caller saves `text`. Ctrl+Enter accepts,
-    because Enter alone starts a new line."""
+    """Dialog for a run's note. When the dialog is accepted, its caller saves `text`. Ctrl+Enter accepts the
+    dialog, because Enter alone starts a new line."""
 
     def __init__(self, title: str, note: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

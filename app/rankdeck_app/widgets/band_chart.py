@@ -313,7 +313,7 @@ class _LabelPlacement:
         """Return the free position nearest to the line or band from `lower` to `upper`, or None if there is
         none.
 
-        Positions above are preferred if `above` is set, otherwise positions below.
+        Positions above the line or band are preferred if `above` is set, otherwise positions below it.
         """
         # Labels start 10 px off a line: half their height and a small gap.
         up = [upper + (10 + step) * self._pixel for step in range(200)]
@@ -352,8 +352,8 @@ class _LabelPlacement:
 
 
 def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
-    """Return (min, max) of a series at the grid points: NaN before its first point, its last value after its
-    last point."""
+    """Return (min, max) of a series at the grid points; NaN before its first point and after its last
+    point."""
     window = series.window(x0, x1, 2 * _COLUMNS)
     low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
     return low, high

@@ -124,8 +124,8 @@ class ChartCard(QWidget):
             self.update(self._header_rect())
 
     def set_subtitle(self, *texts: str) -> None:
-        """Set the subtitle in successively shorter variants. The card shows the first that fits; the tooltip
-        has the longest."""
+        """Set the subtitle in successively shorter variants. The card shows the first variant that fits; the
+        tooltip shows the longest variant."""
         if texts != self._subtitles:
             self._subtitles = texts
             self._update_texts()

@@ -31,7 +31,7 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""If no row of device cards prefers a height above this (in pixels), these rows together get at most the
+"""Height in pixels. If no row of device cards prefers a greater height, these rows together get at most the
 share of the page that they would have if all rows were equally high."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}

@@ -159,8 +159,8 @@ class ArrangeableGrid(CardGrid):
             self.set_order(default_order)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved layout. A layout saved by another version can name unknown cards or have values of
-        the wrong type."""
+        """Restore a saved layout, ignoring unknown cards and values of the wrong type, which a layout saved
+        by another version can contain."""
         order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
         names = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
         self.set_order([*names, *self._default_order])

@@ -1,4 +1,4 @@
-"""Base class of the hand-painted charts: it holds the theme and the data, and decides when to repaint.
+"""Base class of the custom-painted charts: it holds the theme and the data, and decides when to repaint.
 
 The data are plain values, built elsewhere and always replaced as a whole. A chart describes its data to a
 screen reader in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`.

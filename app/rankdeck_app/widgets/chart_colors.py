@@ -1,4 +1,4 @@
-"""Colours of everything that is painted by hand, looked up once per theme instead of on every paint.
+"""Colours of everything that is custom-painted, looked up once per theme instead of on every paint.
 
 Amber is the only warm colour and means imbalance or a problem; kinds of memory are shades of blue. Devices
 are distinguished by position and label, never by hue.

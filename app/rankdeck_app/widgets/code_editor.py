@@ -1,4 +1,4 @@
-"""Text field for code with line numbers, muted syntax colours, the current line and marks on faulty lines.
+"""Text field for code with line numbers, muted syntax colours, and marks on the current and on faulty lines.
 
 toml_editor.py extends it for editing; code_page.py uses it to show a file.
 """

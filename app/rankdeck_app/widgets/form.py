@@ -159,7 +159,7 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """A combo box. If the row is `editable`, the user can also type a name; an optional row offers "auto"."""
+    """A combo box that offers "auto" if the field is optional. If `editable`, the user can type a name."""
 
     _mark_gap = 24  # left of the chevron
 

@@ -230,7 +230,7 @@ class MetricTable(Chart[MetricTableData]):
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
         """Paint all curves of a column from the column's cached image, which is redrawn only on every second
-        update, because numbers change faster than curves."""
+        update, because a curve changes little between updates."""
         ratio = self.devicePixelRatioF()
         box_height = self.row_height - 4
         width, height = round(curve.width() * ratio), round(box_height * ratio)

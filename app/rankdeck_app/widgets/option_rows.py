@@ -61,8 +61,8 @@ _OPTION_LABELS = (
     tr_noop("Order"), tr_noop("Longest"), tr_noop("Capacity"), tr_noop("Steps"), tr_noop("Epochs"),
     tr_noop("Seed"), tr_noop("Precision"), tr_noop("Allow tf32"), tr_noop("Verify"),
 )  # fmt: skip
-"""Labels that `option_label` derives from the names of options without a short label, listed so that they can
-be translated."""
+"""Labels that `option_label` derives from option names, for options without a short label; they are listed so
+that they can be translated."""
 
 
 def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
@@ -115,7 +115,7 @@ def _get_use(draft: Draft, key_path: KeyPath, default: str) -> str:
 
 
 def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
-    """Return the rows of the model section as (front, more), based on the draft's current catalog entries."""
+    """Return the model section's rows for the draft's catalog entries, as (shown first, below "More")."""
     user_hint = '"module:factory"'
     model, model_more = _split_rows(
         _make_option_rows(("model", "args"), MODELS, _get_use(draft, ("model",), "mlp"))

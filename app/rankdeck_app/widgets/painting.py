@@ -225,7 +225,7 @@ def paint_segments(
 
 
 class IconWidget(QWidget):
-    """A codicon in a theme colour, centred in a fixed size."""
+    """A widget of fixed size with a centred codicon in a theme colour."""
 
     def __init__(self, theme: Theme, icon: str, tone: str, size: QSize, px: int) -> None:
         super().__init__()

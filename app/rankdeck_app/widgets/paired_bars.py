@@ -33,8 +33,8 @@ class PairedBarsData:
 
 
 class PairedBars(Chart[PairedBarsData]):
-    """Bars of several runs. Amber marks a device that stands out in its run; a tick marks a bar's
-    prediction."""
+    """Bars of several runs. An amber bar marks a device that stands out in its run; a tick on a bar marks the
+    predicted value."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__(theme, PairedBarsData(), name)

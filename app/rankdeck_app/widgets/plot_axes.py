@@ -1,7 +1,7 @@
 """Axes of plots: their ends, ticks and labels.
 
-An axis with data has at least three fully visible ticks if their labels do not touch, because a single tick
-does not convey a scale.
+An axis with data has at least three fully visible ticks, unless their labels would touch, because a single
+tick does not convey a scale.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def run_pen(theme: Theme, index: int) -> QPen:
 
 
 def paint_letter(painter: QPainter, theme: Theme, box: QRectF, index: int, *, is_baseline: bool) -> None:
-    """Paint the run's letter on its plate; the baseline's plate is filled."""
+    """Paint a run's letter on a rounded box, in the colours of a badge if the run is the baseline."""
     color = theme.color
     paint_rounded_box(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
     ink = color("badge.foreground" if is_baseline else "foreground")

@@ -44,7 +44,8 @@ class StepDrawingData:
     """A step to draw.
 
     `labels` names the devices; `formula` is the strategy's formula for its traffic. If there is no timeline,
-    `empty_text` is shown; `is_pending` means that a timeline will follow soon. `gap` is BUBBLE or IDLE.
+    `empty_text` is shown; `is_pending` means that a timeline will follow soon. `gap` names the gaps: BUBBLE
+    or IDLE.
     """
 
     labels: tuple[str, ...] = ()
@@ -101,8 +102,8 @@ class StepMark:
 
 @dataclass(frozen=True)
 class StepLabel:
-    """Label with the bytes of a mark. `has_background` means that it covers arrows and needs a plate behind
-    its text."""
+    """Label with the bytes of a mark. If `has_background`, the label covers arrows and needs a background
+    behind its text."""
 
     text: str
     box: QRectF

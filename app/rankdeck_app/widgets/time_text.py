@@ -36,7 +36,7 @@ def elapsed_label(seconds: float, spacing: float) -> str:
 
 
 def time_label(seconds: float) -> str:
-    """Return a single time: '0.3 s', '0:42', '-3:20'."""
+    """Return a time as text, such as '0.3 s', '0:42' or '-3:20'."""
     sign = "-" if round(seconds, 1) < 0 else ""
     return f"{sign}{format_duration(abs(seconds))}"
 

@@ -24,8 +24,8 @@ from rankdeck_app.widgets.time_text import ago_label
 
 
 def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
-    """Return the value at every pixel column of a window; NaN where unknown. A value is valid for `hold_s`
-    seconds.
+    """Return the value at each of `num_columns` pixel columns from `x0` to `x1`; NaN where unknown. A value
+    is valid for `hold_s` seconds.
 
     If several values fall in one column, the largest is returned.
     """
@@ -47,8 +47,8 @@ def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_
 
 
 def value_at(series: Series | None, at: float, hold_s: float, within_s: float) -> float | None:
-    """Return the value at the time `at`; None if unknown or too old. `within_s` is the width of a column in
-    seconds."""
+    """Return the value at the time `at`; None if unknown or too old. A value is valid for `hold_s` seconds,
+    or for 2.5 columns if that is longer; `within_s` is the width of a column in seconds."""
     if series is None or not len(series):
         return None
     window = series.window(at, at, 64)

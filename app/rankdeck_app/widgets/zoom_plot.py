@@ -30,7 +30,7 @@ MIN_DRAW_INTERVAL_S = 0.1
 _MIN_X_RANGE = 1.0
 """Steps, samples or seconds that stay visible at the maximum zoom."""
 LABEL_MARGIN = 1
-"""Margin of a label's plate around its text, in pixels."""
+"""Margin of a label's background around the text, in pixels."""
 
 
 class ZoomPlot(pg.PlotWidget):
@@ -46,7 +46,7 @@ class ZoomPlot(pg.PlotWidget):
         self._theme = theme
         self._colors = ChartColors(theme)
         self.is_following = True
-        """Whether the ranges follow the data; zooming or panning stops that."""
+        """Whether the ranges follow the data; False once the user zooms or pans."""
         self._reset_button = push_button(
             tr("Reset zoom"),
             tr("Follow the data again (Escape or double-click)"),
@@ -206,8 +206,8 @@ class ZoomPlot(pg.PlotWidget):
         self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
-        """Add a text label on its own plate above the curves. `right` is the fraction of the label's width
-        that lies to the left of the label's position."""
+        """Add a text label with its own background, on top of the curves. `right` is the fraction of the
+        label's width that lies to the left of the label's position."""
         label = pg.TextItem(anchor=(right, 0.5))
         label.textItem.document().setDocumentMargin(LABEL_MARGIN)
         label.setZValue(10)

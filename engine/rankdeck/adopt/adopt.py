@@ -2,7 +2,7 @@
 
     observation (events) + source (script)  ->  findings  ->  entries of tables  ->  TOML
 
-Read naming.py for what a configuration can name, and findings.py for how calls are found.
+Read naming.py, which decides what a configuration can refer to, and findings.py, which finds the calls.
 """
 
 from __future__ import annotations
@@ -267,8 +267,8 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
 
 
 class _UnsupportedPattern(NamedTuple):
-    """A pattern of names that reveal an unsupported feature, and a message that names the feature and says
-    what a configuration does in its place.
+    """A pattern for names that reveal an unsupported feature. `message` names the feature and says what a
+    configuration does or offers in place of it.
 
     A name matches only where it is called or defined; with `anywhere`, any use of the name matches.
     """

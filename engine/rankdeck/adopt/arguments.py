@@ -1,9 +1,8 @@
 """Evaluates expressions of a script without executing it.
 
-It covers literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration
-objects, and argparse options. An entry or a field that the script may reassign anywhere is unknown. Options
-are parsed from this run's arguments with a parser built from those `add_argument` calls of the script whose
-arguments are literals.
+Supported are literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration
+objects, and argparse options. An entry or a field that the script may reassign anywhere is unknown. A parser
+built from the script's `add_argument` calls, if their arguments are literals, parses the run's command line.
 """
 
 from __future__ import annotations

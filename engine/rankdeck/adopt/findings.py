@@ -125,14 +125,14 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
 
 
 def _follow_return(origin: Origin) -> Origin:
-    """Return the expression that the called function returns as entry `origin.index` of its result; if there
-    is none, return `origin`."""
+    """Return the expression for entry `origin.index` of the called function's result, or `origin` if
+    unknown."""
     inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 
 
 def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
-    """Return the `x` of an `x.parameters()` passed to the optimizer or, if none is, to another call."""
+    """Return the `x` of the `x.parameters()` passed to the optimizer or, failing that, to any other call."""
     # The observed class first; a function of the script may create the optimizer instead.
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
@@ -172,7 +172,7 @@ class DataFinding:
     num_workers: int | None = None
     is_found: bool = True
     has_unpacked_kwargs: bool = False
-    """Whether the loader is called with `**options`, which may contain any of these options."""
+    """Whether the loader is called with `**options`, which may contain any option of the loader."""
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:

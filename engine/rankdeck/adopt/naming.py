@@ -1,6 +1,7 @@
-"""Decides whether a configuration can name what a script calls, and with which arguments.
+"""Decides whether and with which arguments a configuration can refer to a function or class that a script
+calls.
 
-A configuration names "path/to/file.py:name" or "package.module:name", and passes arguments by name. So the
+A reference is "path/to/file.py:name" or "package.module:name", and arguments are passed by name. So the
 function or class must be at the top level of a file that does not train on import, and its arguments must be
 plain values. Otherwise a `Finding` says what the user should write.
 """

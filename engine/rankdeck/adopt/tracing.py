@@ -5,8 +5,8 @@
 A name leads to the last assignment above its use, in the same function. A parameter leads to the argument
 that the first caller passes, in the same file or in the file that imports it. `self.name` leads to an
 assignment in a method of the same class. Any other name leads to the top level of the file. Calls that only
-move or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. Of several assignments, the last one above
-the use is followed; the configuration names the result, so that the user can check it. Read findings.py next.
+move or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. The last assignment need not be the
+executed one, but the user can check the result in the configuration. Read findings.py next.
 """
 
 from __future__ import annotations

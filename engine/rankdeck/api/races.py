@@ -1,6 +1,6 @@
 """Races from Python: the counterpart of `rankdeck race --detach`, and an object that reads a race directory.
 
-A race starts by planning, which imports torch, so it runs in a separate process that outlives the caller.
+A race starts by planning, which imports torch, so races run in separate processes that outlive the caller.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Raced:
         return Run(entry_run(self._dir, self._find_entry(label)).path)
 
     def config(self, label: str) -> RunConfig:
-        """Return the requested configuration with an entry's strategy, to be passed to `train`.
+        """Return the configuration that the race was started with, but with an entry's strategy, for `train`.
 
         A run with this configuration trains for the configuration's full number of steps, not for the race's.
 
@@ -225,12 +225,13 @@ class Raced:
         return self
 
     def check(self) -> Raced:
-        """Return the race itself if no entry failed and no entry's losses differ for an unknown reason.
+        """Return the race itself if no entry failed and no entry's losses differ from the reference for an
+        unknown reason.
 
         A race that is still running passes.
 
-        Raises: TrainingError: the race was stopped or lost, an entry failed, or an entry's losses differ for
-            no known reason.
+        Raises: TrainingError: the race was stopped or lost, an entry failed, or an entry's losses differ from
+            the reference for no known reason.
         """
         race = self._read()
         if race.outcome == RUNNING or (race.outcome == "completed" and not race.exit_code):

@@ -74,8 +74,8 @@ def cpu_quota() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield (folder, version) for the process's group and all its parents; the version is 0 for cgroup v2 and
-    1 for cgroup v1."""
+    """Yield (folder, index) for the process's group and all its parents; `index` selects the file names of
+    cgroup v2 (0) or v1 (1) in `_FILES`."""
     for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

@@ -152,10 +152,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankdeckError(Exception):
-    """Base class of the errors listed above.
+    """Base class of all errors that a user can act on.
 
-    `problems` always holds at least one problem; `file` is the file that their line numbers refer to, or
-    None.
+    `problems` always holds at least one problem; `file` is the file that the problems' line numbers refer to,
+    or None.
     """
 
     code = "error"

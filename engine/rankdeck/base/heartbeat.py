@@ -2,9 +2,10 @@
 supervisor ends.
 
 The supervisor creates an anonymous memory file with a slot for each rank. Ranks open the file through the
-supervisor's entry in /proc, so a beat needs no system call. Beats alternate between the two records of a
-slot, and each record has its sequence number at both ends: if a rank is killed while writing, the previous
-beat survives. observer/ writes to the same slots from a user's script. Read launch/supervisor.py next.
+supervisor's entry in /proc and map it into their memory, so a beat needs no system call. Beats alternate
+between the two records of a slot, and each record has its sequence number at both ends: if a rank is killed
+while writing, the previous beat survives. observer/ writes to the same slots from a user's script. Read
+launch/supervisor.py next.
 """
 
 from __future__ import annotations
@@ -91,8 +92,7 @@ def parse_lost_lines(phase: str) -> tuple[int, str] | None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that forked it ends, even after an exec.
 
-    With `parent`, exit at once if the process `parent` has already ended and is therefore no longer the
-    parent.
+    If `parent`, the expected parent's process id, is given and that process has already ended, exit at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -48,7 +48,7 @@ def is_secret_name(name: str, *, any_key: bool = False) -> bool:
 
 
 def mask_text(text: str, *, any_key: bool = False) -> str:
-    """Mask values of secret names, credentials in URLs, and texts that have the form of an API key."""
+    """Mask values after secret names, credentials in URLs, and texts that have the form of an API key."""
     text = _URL_CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _API_KEY.sub(MASK, text)

@@ -45,7 +45,7 @@ class TranslatableStruct(msgspec.Struct, kw_only=True):
     """A line of JSON with translatable sentences.
 
     Fields that are phrases, or lists of phrases, become plain strings. `phrases` maps each sentence, and each
-    phrase within one, to its template and arguments.
+    phrase inside a sentence, to its template and arguments.
     """
 
     phrases: dict[str, PhraseSource] = {}

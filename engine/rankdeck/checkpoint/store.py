@@ -2,7 +2,7 @@
 
     checkpoints/<step>/
       shard-*.safetensors            weights and optimizer state under original names, each piece once
-      rank-<r>.random.safetensors    one rank's random states, per-rank tensors and strategy's extra tensors
+      rank-<r>.random.safetensors    random states, per-rank tensors and the strategy's extra tensors, by rank
       progress.json                  the step, the layout of the ranks, and all values that are not tensors
       COMMIT                         see checkpoint_files.py
 
@@ -209,7 +209,7 @@ class CheckpointStore:
             target.mkdir(exist_ok=True)
 
     def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
-        """Check the free disk space. Raises: OSError, on host leaders."""
+        """Check that the disk has space for all ranks' tensors. Raises: OSError, on host leaders."""
         needed = sum({name: size for rank_sizes in sizes for name, size in rank_sizes.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._is_host_leader and needed > free:
@@ -364,7 +364,7 @@ class RestoreResult:
     """Result of `restore`.
 
     `missing` names the state that starts from its initial value. `extra` holds the strategy's extra tensors:
-    this rank's, or rank 0's if the checkpoint's layout differs; in that case no random states are restored.
+    this rank's, or rank 0's if the layouts of checkpoint and run differ; then no random states are restored.
     """
 
     step: int

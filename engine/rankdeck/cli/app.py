@@ -248,7 +248,7 @@ def _os_error_problem(error: OSError) -> Problem:
 def _usage_problem(error: Exception) -> Problem | None:
     """Return the problem for a usage error raised by typer; None for any other error.
 
-    Newer versions of typer carry their own copy of click, so a usage error is recognized by its methods.
+    Newer versions of typer include their own copy of click, so a usage error is recognized by its methods.
     """
     format_message = getattr(error, "format_message", None)
     if format_message is None:

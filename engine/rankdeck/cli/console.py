@@ -1,6 +1,6 @@
 """Write results to stdout and everything else to stderr, and print problems as text or JSON.
 
-Piped output is not cut to a terminal's width. If the reader goes away (`| head`), the command ends silently.
+Piped output is not cut to a terminal's width. If its reader exits (`| head`), the command ends silently.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def _follow_json(options: Sequence[str]) -> int:
 def _silence_lines(
     registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float
 ) -> list[AnySamplerLine]:
-    """Return the lines to write while the sampler is silent: one notice, then all stale readings."""
+    """Return the lines to write while the sampler is silent: a notice (once per silence) and stale
+    readings."""
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
     lines: list[AnySamplerLine] = []

@@ -202,8 +202,7 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Return the runs that need no new prediction or that the user allows to be predicted; predicting a run
-    executes the code that the run's configuration names."""
+    """Return the runs, without those whose prediction would execute code that the user has not allowed."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

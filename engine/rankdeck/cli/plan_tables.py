@@ -46,8 +46,8 @@ class PlanOutput:
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Print the strategy with the least memory, then the recommended strategy and the memory of that
-        strategy's fullest device."""
+        """Print the strategy that needs the least memory, then the recommended strategy and the memory of
+        that strategy's fullest device."""
         if self._as_json or not self._lines:
             return
         marks = plan_marks.mark_lines(self._lines)
@@ -86,7 +86,7 @@ def _plan_row(line: PlanLine) -> Text:
 
 
 def _movement_notes(line: PlanLine) -> list[str]:
-    """Return a sentence on the data moved between devices per step, if the plan includes it."""
+    """Return a sentence on the data moved between devices per step; empty if the plan has no such data."""
     if line.movement is None:
         return []
     laid_out = build_timeline(line.movement.by_device())

@@ -31,7 +31,7 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
     Raises:
         ConfigError: the capacity is not a size.
         DeviceError: the devices are malformed or missing.
-        MachineError: GPUs are requested without a driver, or on a host that does not answer.
+        MachineError: GPUs are requested, but a machine has no driver or does not answer.
     """
     if devices is None and config.hosts.use:
         target = _multi_host_target(config)

@@ -1,7 +1,7 @@
 """`rankdeck --host NAME COMMAND ...`: run the same command on another host, over ssh.
 
 The command's output is printed on this host. A watched run is copied continuously and read on this host, so a
-broken connection only makes the view stale, and the view says how old it is.
+broken connection only makes the view stale; the view then shows the copy's age.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rankdeck.run_dir import RunDir
 
 STALE_AFTER_S = 3.0
-"""Age above which the view is stale and shows its age."""
+"""Age of the copied data above which the view is stale and shows that age."""
 _POLL_INTERVAL_S = 0.1
 _AGE_REPORT_INTERVAL_S = 0.5
 _SLOW_ANSWER_S = 5.0
@@ -282,7 +282,7 @@ def wait_for_remote_run(
 ) -> int:
     """Show a host's run from `attempt` on until it ends, as `wait_for_run` does for local runs.
 
-    Ctrl-C stops the run on its host; `num_interrupts` is the number of times it was pressed before the call.
+    Ctrl-C stops the run on its host; `num_interrupts` is how often Ctrl-C was pressed before the call.
     """
     from rankdeck.cli.follow import choose_display, follow
     from rankdeck.remote.remote_run import RemoteRun

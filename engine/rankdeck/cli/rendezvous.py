@@ -1,5 +1,4 @@
-"""Options for joining a run on several hosts, and the instructions that the first host prints for the
-others."""
+"""Options of a run on several hosts, and the instructions that the first host prints for other hosts."""
 
 from __future__ import annotations
 
@@ -111,7 +110,7 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Print how other hosts can join the run, if this host is the run's first."""
+    """Print how other hosts can join the run, if this host is the run's first host."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:

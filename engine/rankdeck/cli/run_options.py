@@ -334,8 +334,7 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
 
 
 def _default_name(entry: ScriptEntry, folder: Path) -> str:
-    """Return the default name of the run: train for train.py and for pkg.train; for a folder, the folder's
-    name."""
+    """Return the run's default name: 'train' for train.py or pkg.train; for a folder, the folder's name."""
     if entry.kind == "module":
         return entry.run.rpartition(".")[2] or entry.run
     return Path(folder, entry.run).stem or entry.run

@@ -187,8 +187,8 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def warn_still_running(host: str, run: str = "") -> None:
-    """Print a warning that the run or the remote command may still be running on the host, and how to stop
-    the run or list the host's runs."""
+    """Print a warning that the run or the remote command may still be running on the host, with the command
+    that stops the run or lists the host's runs."""
     if run:
         message = phrase(
             "{host} has not confirmed that the run has stopped, so it may still be running. To "

@@ -55,7 +55,7 @@ def _metric_bars(row: ComparisonRow) -> list[Bar]:
 
 
 def memory_bars(comparison: Comparison) -> list[BarGroup]:
-    """Return a group for each device index, with a bar per run.
+    """Return a group of memory bars for each device index, with a bar per run.
 
     `is_lead` marks a device that uses notably more memory than the other devices of its run.
     """
@@ -116,7 +116,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 16, 13
 
 
 def round_step(span: float, max_steps: int) -> float:
-    """Return the smallest step among 1, 2, 5, 10, ... that divides a span into at most `max_steps` steps."""
+    """Return the smallest step, 1, 2 or 5 x 10^n, that divides a span into at most `max_steps` steps."""
     if not span > 0 or not math.isfinite(span):
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / max_steps))

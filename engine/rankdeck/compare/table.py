@@ -219,10 +219,9 @@ def _common_label(first: str, last: str) -> str:
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
-    """Return (first step, last step, each run's mean loss) for the few steps up to the newest step that every
-    run has reached.
+    """Return (first step, last step, each run's mean loss) for the last few steps that every run has done.
 
-    None if all runs have done the same number of steps.
+    None if all runs have done the same number of steps, or fewer than two runs have losses in these steps.
     """
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]

@@ -3,8 +3,8 @@
 A run directory may come from anywhere, and its configuration may call any code with any arguments. Starting a
 run on this machine counts as consent, and so does answering yes to the question that cli/trust.py and the app
 ask. Consent is stored in the user's state folder, under a digest of the code to be executed rather than the
-run's path. So a run directory that was copied from elsewhere carries no consent, and one that was moved keeps
-its consent.
+run's path. So a run directory that was copied from elsewhere has no consent, and a run directory that was
+moved keeps its consent.
 """
 
 from __future__ import annotations

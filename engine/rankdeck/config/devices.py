@@ -32,7 +32,7 @@ class DeviceSelection:
 
     @property
     def known_count(self) -> int | None:
-        """Number of devices, if it does not depend on the machine."""
+        """Number of devices; None if it depends on the machine."""
         return self.count if self.kind == "cpu" else (len(self.gpus) or None)
 
 

@@ -31,7 +31,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class ChosenPython:
-    """The interpreter to start, and a text that says where it was found. `notes` are warnings."""
+    """The interpreter to start, with a description of where it was found. `notes` are warnings."""
 
     python: Path
     source: str

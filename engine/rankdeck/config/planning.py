@@ -21,7 +21,7 @@ class StrategyPlanning:
     """Function that returns, for a number of devices, the option sets that a plan of all strategies covers.
     """
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
-    """Function that returns changes to the given options that reduce memory; empty if there are none."""
+    """Function that returns memory-saving changes to the given options; empty if there are none."""
     label_option: str | None = None
     """The option that a row's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"

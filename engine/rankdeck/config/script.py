@@ -37,7 +37,7 @@ OBSERVE_LEVELS = ("none", "light", "full")
 
 
 class ScriptTable(Table):
-    """The command of a script run, its number of ranks, and how it is observed."""
+    """The command of a user's script, the number of ranks, and how the script is observed."""
 
     run: str
     """The file, module or program, as typed."""
@@ -51,10 +51,10 @@ class ScriptTable(Table):
     python_source: str = ""
     """Text that says where the interpreter was found."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of processes to start, as torchrun's --nproc-per-node."""
+    """Number of processes to start, like torchrun's --nproc-per-node."""
     plain: bool = False
-    """Start one process as plain `python` would, without torchrun's variables. Many scripts decide by these
-    whether to start ranks themselves."""
+    """Start one process as plain `python` would, without torchrun's variables. Many scripts check these
+    variables to decide whether to start ranks themselves."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables set for this run only."""
     observe: Literal["none", "light", "full"] = "light"

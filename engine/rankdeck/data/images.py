@@ -126,7 +126,7 @@ class Images:
 
 
 class ImageSamples:
-    """Held-out images: the shorter side is scaled slightly above `size`, then the centre is cropped."""
+    """Held-out images, scaled until the shorter side is slightly above `size`, then cropped at the centre."""
 
     is_random = False
 

@@ -4,8 +4,8 @@ a resume.
 Random augmentation draws from torch's, NumPy's or Python's global generator. These three are seeded before
 each sample and restored after the batch, because in a rank they belong to the model (dropout). Randomness
 from other sources (a private generator, the clock) cannot be seeded; it is detected by reading a sample
-again, and reported. The same check finds a stream disguised as a map-style data set, which returns its next
-sample whatever the index is: there, a second read of the same index also returns a different target.
+again, and reported. The same check finds a stream disguised as a map-style data set. Such a stream returns
+its next sample whatever the index is, so a second read of the same index also returns a different target.
 
 Read base.py first, loader.py next.
 """

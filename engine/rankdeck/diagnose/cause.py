@@ -6,7 +6,7 @@ often a victim's as not. So failures are ranked by how surely they came first:
     a signal that Rankdeck did not send  >  an exception that is not about other ranks  >  a silent exit
     >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
 
-If ranks called different collectives, no rank failed first: gloo aborts one of them, and the others lose
+If ranks called different collectives, no rank failed first: gloo aborts one rank, and the other ranks lose
 their connection to it.
 
 Read exceptions.py and hang.py first.
@@ -52,9 +52,9 @@ class RankEvidence:
 
     `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
     `has_finished`: the rank reported that its work was done, so its exit status means nothing.
-    `was_asked_to_stop`: SIGTERM was sent to this rank itself; other ranks may have stopped with it. `failure`
-    is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and its
-    microbatch at the time when a hang was suspected.
+    `was_asked_to_stop`: SIGTERM was sent to this rank itself; other ranks may have stopped as a result.
+    `failure` is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and
+    its microbatch at the time when a hang was suspected.
     """
 
     rank: int
@@ -203,9 +203,9 @@ def _exception_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause
 
 
 def _with_resource_error(problem: Problem, lack: str) -> Problem:
-    """Return the problem; if it is a lost connection, with the log's resource error (`lack`) added.
+    """Return the problem, with the log's resource error (`lack`) added if the problem is a lost connection.
 
-    A rank whose data-reading processes died sees only a closed connection.
+    A rank whose data-reading processes died reports only a closed connection.
     """
     named = (
         match_rule("", lack)
@@ -290,10 +290,9 @@ def _silent_exit_message(code: int, beat: Beat | None, last_lines: Sequence[str]
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
-    """Return the cause of a hang, if ranks timed out or all ranks are still alive: the rank that did not
-    arrive.
+    """Return the rank that did not arrive as the cause, if ranks timed out or all ranks are still alive.
 
-    If no single rank is to blame, the cause names the calls in which all of them wait.
+    If no single rank is to blame, the cause names the calls in which the ranks wait.
     """
     victims = [rank for rank in ranks if _has_failed(rank)]
     if victims and not any(is_timeout(_last_message(rank)) for rank in victims):

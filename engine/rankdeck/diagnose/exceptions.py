@@ -74,7 +74,7 @@ def is_timeout(text: str) -> bool:
 def last_lines(text: str) -> tuple[str, ...]:
     """Return the last nonempty lines of a text, each cut to 300 characters.
 
-    In a traceback, frames of other code are folded, so that the user's own frames are among the last lines.
+    In a traceback, library frames are folded, so that the user's own frames are among the last lines.
     """
     lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
     return tuple(fold_frames(lines)[-MAX_LAST_LINES:])
@@ -129,7 +129,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase | None:
-    """Return what the error means and how to fix it; None if there is nothing to add to the log."""
+    """Return what the error means and how to fix it; None if no rule matched or the rule says neither."""
     # A process limit (ulimit) causes the same error as a full machine, but has another fix.
     limits = {"out-of-memory": memory_limit_advice, FILE_TOO_LARGE: file_limit_advice}
     if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
@@ -268,7 +268,7 @@ class RuleMatch:
         return self.rule.code
 
     def advice(self, *, for_script: bool = False) -> Phrase | None:
-        """Return what the error means and how to fix it; None if there is nothing to add to the log."""
+        """Return what the error means and how to fix it; None if the rule says neither."""
         rule, groups = self.rule, self.groups
         meaning = (
             phrase(rule.meaning, **groups)

@@ -166,7 +166,7 @@ def is_memory_problem(problem: Problem) -> bool:
 def with_fix(problem: Problem, config: RunConfig) -> Problem:
     """Return the problem with the first set of changes that this configuration accepts, or without changes.
 
-    The problem's own changes are tried before the usual ones for its code.
+    The problem's own changes are tried before the usual changes for problems with its code.
     """
     own_changes = [problem.cure] if problem.cure else []
     possible = (

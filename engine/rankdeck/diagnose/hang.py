@@ -163,7 +163,7 @@ def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem
 
 
 def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -> Problem:
-    """Return the problem that says why a run was ended for lack of progress. `rank` is the one that the
+    """Return the problem that says why a run was ended for lack of progress. `rank` is the rank that the
     others waited for; if None, it is determined from `hang_state`."""
     rank = _blamed_rank(hang_state) if rank is None else rank
     if rank is None:
@@ -203,8 +203,8 @@ def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -
 
 
 def _with_log_error(problem: Problem, hang_state: HangState) -> Problem:
-    """Return the problem, with the error at the end of a rank's log added: a rank keeps waiting if a process
-    that reads data for it has died of that error."""
+    """Return the problem, with the error at the end of a rank's log added. A rank keeps waiting if such an
+    error has ended a process that reads data for the rank."""
     for rank in sorted(hang_state.last_lines) if problem.rank is None else [problem.rank]:
         lines = hang_state.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None
@@ -270,7 +270,7 @@ def _format_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Ph
 
 
 def _innermost_user_frame(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame in the user's own code, or else the innermost of all."""
+    """Return the innermost frame in the user's own code or, if there is none, the innermost frame."""
     return next((frame for frame in frames if is_user_file(frame.file)), frames[0])
 
 
@@ -385,9 +385,9 @@ class HangTimeouts:
 def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
     """Return the heartbeats of the ranks that the others wait for.
 
-    These are the ranks in the earliest step that have not reached the evaluation or save after it. In the
-    check before the first step, they are the ranks that run a step of the check. Nothing is known about a
-    script's phases, so all of its ranks are returned.
+    The others wait for the ranks in the earliest step that have not reached the evaluation or save after it.
+    During the check before the first step, they wait for the ranks that run a step of the check. Nothing is
+    known about a script's phases, so all of its ranks are returned.
     """
     if any(beat.is_step_complete for beat in beats.values()):
         return beats

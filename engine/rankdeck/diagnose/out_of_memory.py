@@ -1,10 +1,10 @@
 """Explain why a run ran out of memory: what was on the device, and which allocation failed.
 
 At its end, a rank reports the size of the failed allocation, the module that made it, and what the model's
-modules hold (events.OutOfMemory). Memory by kind at that moment is known on a GPU, whose allocator always
-counts it, and in a rehearsal if the ledger followed the step. Otherwise the last sampled step is shown, with
-its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes come from the
-planner (fixes.py).
+modules hold (events.OutOfMemory). Memory by kind at that moment is always known on a GPU, where torch's
+allocator counts it, and in a rehearsal if the ledger tracked the step. Otherwise the last sampled step is
+shown, with its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes come
+from the planner (fixes.py).
 """
 
 from __future__ import annotations

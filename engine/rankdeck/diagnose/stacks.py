@@ -25,8 +25,8 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Function in which a thread waits -> folders of torch that define it, the same if torch is built from
-source."""
+"""Function in which a thread waits -> folders of torch that contain this function. A torch built from source
+has the same folders."""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")

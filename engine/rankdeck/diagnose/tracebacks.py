@@ -215,8 +215,8 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
-    """Return the message of the exception on line `number`: `first`, the text after the exception's type, or,
-    if `first` is empty, the first nonempty line below. Return an empty string if `first` is None."""
+    """Return the message of the exception on line `number`: `first` (the text after the exception's type) if
+    it is not empty, else the next nonempty line. Return an empty string if `first` is None."""
     if first:
         return first.strip()
     following = (line.strip() for line in lines[number + 1 : number + 6])

@@ -24,7 +24,7 @@ _LOW_BYTES, _TOO_LOW_BYTES = 2 << 30, 200 * MIB
 _CHUNK_BYTES, _MAX_WRITE_BYTES, _MAX_WRITE_S = 8 * MIB, 64 * MIB, 1.5
 _SLOW_BYTES_PER_S = 50 * MIB
 _NUM_WORKERS, _PREFETCHED_BATCHES, _BATCH_BYTES = 2, 3, 32 * 3 * 224 * 224 * 4
-"""Assumed for one rank: loader workers, batches prefetched by each, bytes of 32 images of 224 x 224."""
+"""Assumed workers per rank, prefetched batches per worker, bytes per batch (32 images of 224 x 224)."""
 _NUM_RANKS = 2
 
 

@@ -1,7 +1,7 @@
 """Check the limits of this process (open files, processes, memory, threads), what happens to runs at logout,
 and the clock.
 
-All values are those of the shell that started this process; services and containers may have others.
+All values are those of the shell that started this process; services and containers may have other values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
 """Two thresholds and a good value for the limit of open files. A rank with a few loader workers keeps several
 hundred files open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""Thresholds for threads that can still start: a rank starts one per core, and several to communicate."""
+"""Thresholds for how many more threads can start: a rank starts one per core, and more to communicate."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
 """Minimum address space: CUDA reserves address space for the memory of all GPUs and of the host."""

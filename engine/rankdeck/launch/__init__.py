@@ -7,16 +7,16 @@
     control_server.py     takes stop and checkpoint requests for the guard
     supervisor.py         starts, watches and restarts the ranks, finds the cause of a failure
     rank_group.py         the interface of an attempt's ranks, with two implementations
-    forked_ranks.py       ranks of a configuration: forked once torch is imported, released later
-    script_ranks.py       ranks of a user's script: executed, streams relayed, signals forwarded
+    forked_ranks.py       forks the ranks of a configuration once torch is imported, releases them later
+    script_ranks.py       executes the ranks of a user's script, relays streams, forwards signals
     race.py               runs strategies one after another on the devices that it leases
-    rank_process.py       a rank as a child process: polled, signalled, ended with its whole session
+    rank_process.py       polls and signals a rank, ends it with its whole session
     rank_start.py         the first code that runs in a configuration's rank
     torchrun.py           the environment variables that torchrun sets for a rank
     streams.py            relays the ranks' terminals and pipes to logs and to the command
     store.py              the store through which the ranks rendezvous
     watch.py              reads heartbeats, detects hangs, collects evidence
-    script_watch.py       does the same for a script, which may start ranks itself
+    script_watch.py       watches the ranks of a script, which may start ranks itself
     stacks.py             asks ranks for their stacks
     control.py            asks a run to stop, waits for its end
     processes.py          finds processes by session and environment, kills leftovers

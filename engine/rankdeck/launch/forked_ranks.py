@@ -170,7 +170,7 @@ class ForkedRanks(RankGroup):
         rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Return the problem with the change to the configuration that fixes it, if known. In a multi-host
+        """Return the problem; if a change to the configuration fixes it, add that change. In a multi-host
         run, turn a lost connection into a warning.
 
         The coordinator reports what happened to the other hosts, so a lost connection reported on this host

@@ -42,7 +42,7 @@ class GuardSpec(TypedDict):
     attempt: int
     max_restarts: int
     signals: NotRequired[bool]
-    """Whether signals are forwarded, as for a script."""
+    """Whether the guard passes on signals for the ranks, as it does for a script."""
     stop_s: NotRequired[float]
     """Time from TERM to KILL of the supervisor.
 

@@ -141,8 +141,8 @@ class CoordinatorWatch(Watch):
         return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
     def _on_report(self, report: StoodStill, now_s: float) -> None:
-        """Store a report. If the previous report was about the same heartbeat, keep the time computed for the
-        heartbeat then, since delivery times vary."""
+        """Store a report. If the rank's previous report was about the same heartbeat, keep the heartbeat time
+        computed from that report, since delivery times vary."""
         at_s, before = now_s - max(0.0, report.silent_s), self._reports.get(report.rank)
         is_same = before is not None and before.beat[:2] == (report.step, report.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:

@@ -18,7 +18,7 @@ from rankdeck.diagnose.exceptions import advice_for, match_disk_error
 from rankdeck.run_dir import RunDir, events_from_end
 
 NUM_TAIL = 2_000
-"""Number of events at the end of a rank's file that are searched."""
+"""Number of events to search at the end of a rank's file."""
 _MAX_NAMED = 4
 
 

@@ -1,11 +1,11 @@
-"""A race: strategies train the same first steps one after another, each as a real run.
+"""A race: each strategy in turn takes the same first training steps, in a real run of its own.
 
     devices are chosen and leased once  ->  each entry runs under a guard, watched by the caller, and is
     summarized  ->  the first entry runs once more  ->  verdicts
 
 This process holds the race's lock and the leases, and so does the running entry's guard, through the same
 open files. The lock and the leases are therefore released exactly when no process of the race is left, even
-if this process is killed. An entry trains the first steps of the requested training, with its schedule, seed
+if this process is killed. An entry takes the first steps of the requested training, with its schedule, seed
 and data; it neither saves nor evaluates. Nothing here imports torch. Read run/race.py first.
 """
 

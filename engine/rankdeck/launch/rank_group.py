@@ -1,8 +1,8 @@
 """Interface between a supervisor and the ranks of one attempt.
 
 There are two implementations: forked_ranks.py for the ranks of a configuration, which are forked once torch
-is imported; and script_ranks.py for those of a user's script, which are executed. Read rank_process.py for a
-single rank and supervisor.py for the use of a group.
+is imported, and script_ranks.py for the ranks of a user's script, which run in new interpreters. Read
+rank_process.py for a single rank and supervisor.py for how a group is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A rank as the supervisor's child: polled, signalled, ended with its whole session.
+"""A rank as a child process of the supervisor, which polls it, signals it and ends its whole session.
 
-forked_ranks.py and script_ranks.py implement the two kinds.
+forked_ranks.py and script_ranks.py implement the two kinds of ranks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def save_marker(run: str | Path) -> Path:
 def was_save_interrupted(run: str | Path) -> bool:
     """Remove the save marker of an ended run and return whether there was one.
 
-    If the marker remained, the next attempt would seem to be saving from its start.
+    If the marker remained, the next attempt would appear to be saving as soon as it starts.
     """
     try:
         save_marker(run).unlink()

@@ -1,5 +1,4 @@
-"""Ranks of a user's script: executed as by torchrun, ended with their whole sessions, signalled as by a
-terminal.
+"""Ranks of a user's script: started as by torchrun, sent signals as by a terminal, ended with their sessions.
 
     listen for the store  ->  start the ranks  ->  relay their output, forward signals, watch them
 

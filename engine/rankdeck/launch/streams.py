@@ -3,9 +3,9 @@ foreground command.
 
 If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size;
 otherwise it is a pipe. One thread relays one stream of one rank, so a slow reader blocks only the processes
-that write to that stream, as it would without Rankdeck. After a reader has gone, the output goes only to the
-log. If the command's stdout and stderr are the same file, a rank's stdout and stderr share one stream and one
-log (.out), because the order of two separate streams could not be restored.
+that write to that stream, as it would without Rankdeck. Once the reader of the command's output has gone,
+output goes only to the log. If the command's stdout and stderr are the same file, a rank's stdout and stderr
+share one stream and one log (.out), because the order of two separate streams could not be restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 2 * _CHUNK_BYTES
-"""Maximum number of bytes in flight at a time: one chunk in a relay, and the contents of its pipe."""
+"""Maximum number of bytes in flight in a stream: one chunk in the relay, and the contents of the pipe."""
 _POLL_INTERVAL_S = 0.01
 _CANCEL_TIMEOUT_S = 1.0
 """How long a slow reader may delay a stop."""
@@ -41,7 +41,7 @@ class SharedOutput:
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
         self.lost_reason: str | None = None
-        """Why output was lost (such as a full disk); None without a loss or if the reader has gone."""
+        """Why output was lost (such as a full disk); None if none was lost or the reader has gone."""
 
     def write(self, data: bytes) -> None:
         """Write all of `data` without interleaving it with other writes; block if the reader is slow."""

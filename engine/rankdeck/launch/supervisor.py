@@ -151,7 +151,7 @@ class Supervisor(SupervisorInterface):
         self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
 
     def _start_sampler(self) -> None:
-        """Start the process that samples the run's devices; without it the run continues."""
+        """Start the process that samples the run's devices. If that fails, the run continues."""
         options = self._group.sampler_options()
         if options is None:
             return

@@ -1,8 +1,8 @@
 """Remember which batches the ledger has tracked, by the sizes of their tensors.
 
-A batch that is longer in some dimension than every tracked batch may need more memory than any of them. Its
-step is tracked even if no sample is due, as the reported peak would otherwise be too low. Read samplers.py
-first.
+A batch that is longer in some dimension than every tracked batch may need more memory than any of them. The
+step of such a batch is tracked even if the step is not due to be sampled, as the reported peak would
+otherwise be too low. Read samplers.py first.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Account:
         self.peak_at = now
 
     def relabel(self, entry: StorageEntry, kind: int) -> None:
-        """Change the entry's kind, also in the snapshot at the peak if that includes the entry."""
+        """Change the entry's kind, also in the peak's snapshot if the snapshot includes the entry."""
         self.by_kind[entry.kind] -= entry.num_bytes
         self.by_kind[kind] += entry.num_bytes
         # Only a storage that was live at the peak is part of it.

@@ -49,7 +49,7 @@ _TEMPORARY = kind_index("temporary")
 _NO_DEVICE = -1
 _STRIDED = torch.strided
 _SET_STORAGE = "set_.source_Storage_storage_offset"
-"""Operation behind deepcopy and torch.load, which fill a storage without the mode seeing it."""
+"""Operation that sets a tensor's storage; deepcopy and torch.load fill it unobserved by the mode."""
 
 
 # Temporaries inside a kernel (sparse addition: the values once more) are not seen.

@@ -1,8 +1,8 @@
 """Label a module's parameters, gradients and buffers, and its optimizer's state, in the ledger.
 
-They are added when tracking starts, so that a sample late in the run includes what was created while tracking
-was off. During a tracked step, hooks of the optimizer show when gradients are complete (before its step) and
-when its state exists (after its step).
+They are added when tracking starts, so that a sampled step late in the run includes what was created while
+tracking was off. During a tracked step, hooks of the optimizer show when gradients are complete (before its
+step) and when its state exists (after its step).
 """
 
 from __future__ import annotations

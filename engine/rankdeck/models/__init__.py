@@ -1,4 +1,4 @@
 """Small built-in models, their losses, and activation checkpointing.
 
-Each model's module has `build(**args) -> nn.Module`, the catalogue's lazy target. Start reading at base.py.
+Each model's file has `build(**args) -> nn.Module`, imported by the catalogue on demand. Start at base.py.
 """

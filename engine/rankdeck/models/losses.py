@@ -40,7 +40,7 @@ class Loss:
     nominal_count: Callable[[Any], int | None]
     count_correct: Callable[[Any, Any], Tensor] | None = None
     is_in_model: bool = False
-    """Whether the model computes the loss in its forward, from its batch."""
+    """Whether the model's forward computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
     """Function that returns why, in the batches so far, the losses of microbatches do not add up to the
     batch's loss; None if they do."""
@@ -235,7 +235,7 @@ def _is_sum_and_count(result: Any) -> bool:
 Count = Tensor | int | float
 _CountRule = Callable[[Any], Count]
 _MAX_GRAPH_CHECKS = 4
-"""Number of batches whose autograd graph is compared with the batch's contents."""
+"""Number of batches for which the loss's autograd graph is compared with the batch's contents."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""

@@ -40,8 +40,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1x1 convolution that reduces the channels, a 3x3, and a 1x1 that expands the channels fourfold: (B,
-    inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
+    """A 1x1 convolution that reduces the channels, a 3x3 convolution, and a 1x1 convolution that expands the
+    channels fourfold: (B, inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
 
     expansion = 4
 
@@ -75,9 +75,9 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 class Resnet(HasUnits):
     """Residual network: logits (B, classes) for images (B, in_channels, H, W).
 
-    `stem` is "imagenet" (7x7 with stride 2, then max-pooling, which reduces height and width to a quarter) or
-    "small" (3x3, which keeps them) for small images. No ReLU is in-place: a pipeline stage may start with a
-    ReLU and must not write to the tensor that it received.
+    `stem` is "imagenet" (a 7x7 convolution with stride 2, then max-pooling; together they quarter height and
+    width) or "small" (a 3x3 convolution that keeps the size) for small images. No ReLU is in-place: a
+    pipeline stage may start with a ReLU and must not write to the tensor that it received.
     """
 
     unit_names = ("conv1", "bn1", "relu", "maxpool", *LAYERS, "avgpool", "flatten", "fc")

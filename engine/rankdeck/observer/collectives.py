@@ -52,7 +52,7 @@ _TENSOR_ARGUMENTS = {
     "send_object_list": None,
     "recv_object_list": None,
 }
-"""Function -> (name, position) of the argument that holds this rank's data; None if that is not a tensor."""
+"""Function -> (name, position) of the argument with this rank's data; None if there is no tensor argument."""
 PART = "collectives"
 _INIT = "init_process_group"
 _FLUSH_INTERVAL_S = 1.0
@@ -121,7 +121,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
-    """Wrap `original`, a call that waits until all other ranks have joined."""
+    """Wrap `original`, init_process_group, which waits until all other ranks have joined."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checks whether ranks train on the same samples, and whether epochs repeat the same order.
+"""Checks whether ranks train on the same samples, and whether epochs repeat the same sample order.
 
 A few numbers are read from a loader's first batches, but only from tensors in host memory. After these
 batches, only the end of an epoch is examined. Read loaders.py first.
@@ -22,8 +22,8 @@ _MAX_NUMBERS = 32
 """Maximum number of values to read from each of the first tensors of a batch."""
 _MAX_TENSORS = 2
 _MIN_DISTINCT = 4
-"""Minimum number of distinct values in the first batches: with fewer (all zeros), batches may be equal on all
-ranks by chance."""
+"""Minimum number of distinct values in the first batches: with fewer (such as only zeros), batches may be
+equal on all ranks by chance."""
 _MAX_DEPTH = 3
 
 

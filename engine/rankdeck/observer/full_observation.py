@@ -1,10 +1,10 @@
 """`--observe=full`: tracks a few steps operation by operation with rankdeck's memory ledger.
 
 The ledger is a dispatch mode, entered on an empty mode stack between two steps of the leading optimizer. It
-tracks two consecutive steps and reports the second. In the first step, the ledger learns which tensors
-outlive a step, such as DistributedDataParallel's buckets, which become visible when they are sent. Exiting a
-mode pops whichever mode is on top of the stack: if the script does not exit a mode of its own, the ledger
-stays below that mode, observes nothing more and is abandoned.
+tracks two consecutive steps and reports the second. During the first step, it records which tensors outlive a
+step, such as DistributedDataParallel's buckets, which it first observes when they are sent. Exiting a mode
+pops whichever mode is on top of the stack: if the script does not exit a mode of its own, the ledger stays
+below that mode, observes nothing more and is abandoned.
 
 The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs, this part is
 off, because the allocators report memory. Read memory/ledger.py in rankdeck next.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PART = "full"
 TRACKED_SOURCE = "measured in full observation"
-"""The same text as `FOLLOWED` in events.py; a test compares the two."""
+"""Name of this measurement, the same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
 """Step counts after each of which two steps are tracked, as soon as tracking is possible."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
@@ -141,7 +141,7 @@ _trackers: list[MemoryTracker] = []
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Track steps if the run asks for it and the versions of Python and torch allow it."""
+    """Enable step tracking if the run requests it and the versions of Python and torch support it."""
     if session.level != "full":
         return
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])

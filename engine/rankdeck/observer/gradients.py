@@ -1,7 +1,7 @@
 """Reads the learning rate and the gradient norm of an optimizer at sampled steps.
 
-The norm covers all gradients of the optimizer as they are in `.grad`, after clipping. The norm is unknown if
-the gradients are shards of larger parameters, sparse, or still scaled. Read steps.py first.
+The norm covers all of the optimizer's gradients as stored in `.grad`, that is, after any clipping. The norm
+is unknown if the gradients are shards of larger parameters, sparse, or still scaled. Read steps.py first.
 """
 
 from __future__ import annotations

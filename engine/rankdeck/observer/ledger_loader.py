@@ -1,8 +1,8 @@
 """Loads rankdeck's memory ledger into a user's process without importing rankdeck, and without side effects.
 
 The ledger's files need only the standard library and torch, and import each other relatively, so they can be
-loaded under a hand-made package. The script always gets an operation's own result or error: the ledger turns
-itself off at its first failure. Read full_observation.py first.
+loaded under a hand-made package. A failure of the ledger never changes the result or error of the script's
+operations: the ledger turns itself off at its first failure. Read full_observation.py first.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ class _LoaderIterator:
         self.batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         self.pending: deque[int] = deque()
         self.first_batches: list[list[Any]] = []
-        """Numbers read from the iterator's first batches."""
+        """Numbers read from the iterator's first batches, one list per batch (see epochs.py)."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has followed any batch of this iterator: ever, and in the current pass."""
+        """Whether a backward has followed any batch: in any pass, and in the current pass (`_now`)."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 
@@ -129,7 +129,7 @@ class LoaderTracker:
         )
 
     def _find_sample_counter(self, batch: Any, expected: Any) -> Any:
-        """Return a function that counts the samples of a batch of this structure."""
+        """Return a function that counts the samples of batches like `batch`, which should have `expected`."""
         candidates = list(self._sample_counts(batch, (), _MAX_DEPTH))
         if not candidates:
             return lambda batch: None

@@ -1,10 +1,10 @@
-"""Measures a rank's memory by owner: parameters, gradients, buffers and optimizer state.
+"""Measures a rank's memory by kind: parameters, gradients, buffers and optimizer state.
 
-Owners are the optimizers that have stepped and the known modules, all referenced weakly; no others are
-searched for. On GPUs torch's allocator reports the total, and memory without an owner is "unattributed". The
-allocator's peaks are read and never reset, because they belong to the script. On a CPU only the owners'
-memory is known. A walk over the owners takes some microseconds per tensor; the longer it takes, the later the
-next one happens.
+The owners of this memory are the optimizers that have stepped and the known modules, all referenced weakly;
+other owners are not searched for. On GPUs torch's allocator reports the total, and memory without an owner is
+"unattributed". The allocator's peaks are read and never reset, because they belong to the script. On a CPU
+only the owners' memory is known. A measurement takes some microseconds per tensor; the longer it takes, the
+later the next one happens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNATTRIBUTED = "unattributed"
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """Kinds of memory in order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01
-"""Maximum share of the run time that walks over the owners may take."""
+"""Maximum share of the run time that measuring the owners' memory may take."""
 MIN_INTERVAL_S = 1.0
 _MAX_DEPTH = 4
 

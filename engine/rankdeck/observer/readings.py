@@ -30,7 +30,7 @@ Reading = object
 
 
 class PendingScalar:
-    """A number on its way from a GPU; `get` returns `PENDING` until it arrives, and None if it was lost."""
+    """A number copied from a GPU; `get` returns `PENDING` until it arrives, and None if it was lost."""
 
     def __init__(self, memory: Any, turns: list[int], slot: int, turn: int) -> None:
         self._memory, self._tickets = memory, turns

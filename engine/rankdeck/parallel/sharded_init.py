@@ -1,8 +1,9 @@
-"""Materialize a model on the device block by block, cutting each block as soon as it has its values.
+"""Materialize a model on the device block by block, cutting each block as soon as the block has its values.
 
 No device ever holds more than one full block in addition to its slices.
 
-    fill      the values of the block, equal on all ranks (fsdp/meta_init.py; pipeline stages: from the host)
+    fill      the values of the block, equal on all ranks: from fsdp/meta_init.py, or from the host for
+              pipeline stages
     split     this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
     shard     this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
 

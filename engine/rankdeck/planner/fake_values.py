@@ -37,13 +37,13 @@ KNOWN_RESULTS: KnownOutputs = {}
 
 
 class FakeValues:
-    """Executor of operations on fake tensors. Code outside the model that reads their values gets 1.
+    """Executor of operations on fake tensors. Code outside the model that reads a fake tensor's value gets 1.
 
-    The loop and torch read losses, norms and votes, none of which affects memory; two tensors compare as
-    equal. What a model computes may depend on a value that it reads. Such a read gets one of `answers`
-    (value_answers.py) or, without `answers`, the error that fake tensors raise. If the model only checks
-    whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether gradients are
-    infinite, gets 0: otherwise no optimizer step would ever run.
+    The training loop and torch read losses, norms and votes, none of which affects memory; two tensors
+    compare as equal. What a model computes may depend on a value that it reads. Such a read gets one of
+    `answers` (value_answers.py) or, without `answers`, the error that fake tensors raise. If the model only
+    checks whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether
+    gradients are infinite, gets 0: otherwise no optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:

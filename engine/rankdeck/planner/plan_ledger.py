@@ -1,7 +1,7 @@
 """Ledger of a plan: a rehearsal's ledger for fake tensors, with a log for the allocator.
 
-A thread that the ledger tracks also enters fake mode, so that the replicas' threads create no real tensor.
-Under GPU rules, storages are rounded as in CUDA's allocator, and optimizer state on the host (step counters,
+A thread that the ledger tracks also enters fake mode, so that the replicas' threads create no real tensor. In
+a plan for GPUs, storages are rounded as in CUDA's allocator, and optimizer state on the host (step counters,
 unless the step is fused) is left out. Read fake_pass.py first.
 """
 

@@ -102,8 +102,8 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """Return one rank of each group of equal ranks; rank 0's plan, if in `planned`, says which slices are
-    equal. With `movement`, return all ranks if ranks with equal memory send to different peers."""
+    """Return one rank of each group of equal ranks; rank 0's plan, if in `planned`, says which weight slices
+    are equal. With `movement`, return all ranks if ranks with equal memory send to different peers."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
@@ -186,7 +186,7 @@ def _fullest_bytes(needs: RankPlan) -> int:
 
 
 def _persistent_device(device_index: int, device: DeviceBytes) -> PlannedDevice:
-    """Return only the persistent memory, without other tensors that were live when the pass failed."""
+    """Return a device's persistent memory, without the other tensors that were live when the pass failed."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _PERSISTENT_KINDS if device.live_by_kind[kind]}
     num_bytes = sum(by_kind.values())
     return PlannedDevice(device=device_index, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)

@@ -50,7 +50,7 @@ class Samples(msgspec.Struct, frozen=True):
     `sizes` and `growths` have one entry for each of these dims and numbers; both are empty if batches differ
     in structure. Each entry of `sizes` lists the sizes of the samples in `sample_indices`, or one size if all
     are equal; `elements` is the number of elements of each of these samples. `batches` maps a number of
-    samples to the largest sizes measured in batches of so many samples. `longest` is the configured
+    samples to the largest sizes measured in batches of that many samples. `longest` is the configured
     data.longest. `has_padding` is true if the mask of any batch shows padding.
     """
 
@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""One size as (its values for the samples of a batch, each read alone; its value for the whole batch)."""
+"""One size as (its value for each sample of a batch when read alone; its value for the whole batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):

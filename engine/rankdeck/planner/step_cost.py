@@ -79,7 +79,7 @@ class WorkCounter:
         return device, flops
 
     def _formula(self, func: Any) -> Callable[..., int] | bool:
-        """Return an operation's FLOP formula; False if it computes nothing, True if it only moves bytes."""
+        """Return an operation's FLOP formula; False if there is no work, True if bytes are only moved."""
         if getattr(func, "namespace", "") != "aten" or classify_effect(func) == VIEWS:
             return False
         return flops_formula(overload_packet(func)) or True

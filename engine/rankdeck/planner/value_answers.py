@@ -134,8 +134,7 @@ class RecordedAnswers:
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """Number of true elements of each mask, by the mask's storage, because backward uses the masks again.
-        """
+        """Number of true elements per mask; needed again in backward, so the key is the mask's storage."""
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:

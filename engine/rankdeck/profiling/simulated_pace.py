@@ -2,12 +2,12 @@
 
     slot = FLOPs of a forward or backward / rate       the device computes, then sleeps until its slot ends
 
-Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. The first
-step counts the FLOPs of every slot, the second times the real computation, and from the third on every slot
-is paced. A slot must last at least 50 ms and its real computation at most 5 % of that, or the timeline would
-be misleading: a rate that makes slots too short is refused, and a suitable rate is chosen if none is
-requested. Everything else (optimizer, copies, gloo) runs in real time. Read spans.py first: its spans are the
-slots.
+Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. In the
+first step every slot's FLOPs are counted, in the second the real computation is timed, and from the third on
+every slot is paced. A slot must last at least 50 ms and its real computation at most 5 % of that, or the
+timeline would be misleading: a rate that makes slots too short is refused, and a suitable rate is chosen if
+none is requested. Everything else (optimizer, copies, gloo) runs in real time. Read spans.py first: its spans
+are the slots.
 """
 
 from __future__ import annotations

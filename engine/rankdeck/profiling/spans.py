@@ -3,9 +3,9 @@
     with spans.phase(device, "forward", stage=1, microbatch=3): ...
 
 Strategies and the loop always mark their phases; outside a sampled step a mark costs a method call and
-records nothing. On CPU the host's clock is read. On a GPU an event is recorded in the device's stream at both
-ends of a phase and read once it has completed, a step or more later, so nothing waits for it. Idle time is
-not marked: it is the time between two phases (anatomy.py).
+records nothing. On CPU the host's clock is read. On a GPU a CUDA event is recorded in the device's stream at
+each end of a phase and read after the event has completed, a step or more later, so nothing waits for it.
+Idle time is not marked: it is the time between two phases (anatomy.py).
 
 With a simulated pace the same spans define a device's slots; simulated_pace.py makes each slot last its full
 time.
@@ -49,7 +49,7 @@ class LateSpan:
 
 @dataclass
 class PhaseSpan:
-    """One phase of a device while it is recorded."""
+    """One recorded phase of a device; the step's clock converts `start` and `end` to seconds."""
 
     device: int
     name: str

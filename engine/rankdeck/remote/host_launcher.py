@@ -56,7 +56,7 @@ def launch_on_hosts(
 def relaunch_on_hosts(
     run: str, names: Sequence[str], argv: Sequence[str], report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """Start a run's next attempt on these hosts. On the first host, the coordinator, the run is called
+    """Start a run's next attempt on these hosts. On the first host (the coordinator) the run is called
     `run`."""
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
     with RemoteHosts(names, report) as hosts:

@@ -28,8 +28,8 @@ _MAX_STDERR_BYTES = 1 << 14
 
 
 class HostLink:
-    """Connection to a host, identified by its ssh name. With `is_reachable`, even the first connection is
-    retried.
+    """Connection to a host, identified by its ssh name. If the host is known to be reachable
+    (`is_reachable`), a failed first connection is retried too.
 
     `on_message` is called with each message. `on_up` is called after each connect, because requests made
     through the previous pipe must be repeated.

@@ -37,7 +37,7 @@ class RemoteRun:
     """The run called `name` on a host; a context manager. Set `is_reachable` if the run was just started on
     that host.
 
-    With `keeps_copy` the copy is permanent, and it is an error if another process is writing it.
+    With `keeps_copy` the copy is permanent, and mirroring fails if another process is writing the same copy.
     """
 
     def __init__(self, host: str, name: str, *, is_reachable: bool = False, keeps_copy: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Reach hosts through the system's ssh.
 
-Host names, addresses and users come from the user's ~/.ssh/config. Nothing is stored here, ssh never prompts
-(BatchMode), and one connection carries everything.
+Host names, addresses and users come from the user's ~/.ssh/config, and Rankdeck stores no copy of them. ssh
+never prompts (BatchMode), and all commands on a host share one connection.
 """
 
 from __future__ import annotations

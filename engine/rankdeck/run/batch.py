@@ -38,7 +38,7 @@ _VALIDATED_LATER = (Spans, Observed, Collectives)
 _INT_LIMIT = 1 << 62
 """Limit for a number of bytes; no device has this many."""
 _MAX_UTILISATION = 100
-"""Full utilisation is 1; rounding, or a count over several cores, may exceed it."""
+"""Limit for a utilisation. Full use is 1, but rounding or adding up several cores may give more."""
 
 
 class RunChange(Flag):
@@ -168,8 +168,8 @@ class MemoryColumns:
 
 @dataclass
 class Batch:
-    """Events of any number of files; events of one file are in that file's order. Keys start with the
-    attempt.
+    """Events of any number of files; events of one file are in that file's order. Every key of a mapping
+    starts with the attempt.
 
     `events` holds the infrequent kinds; `counts`, if set, holds the number of lines that the reader could not
     use so far.
@@ -188,7 +188,7 @@ class Batch:
     """Logged values by attempt, rank and metric key."""
     events: list[tuple[EventPosition, AnyEvent]] = field(default_factory=list)
     last_event_times: dict[int, float] = field(default_factory=dict)
-    """Times at which the newest event was written (Unix seconds), by attempt."""
+    """Time at which each attempt's newest event was written (Unix seconds)."""
     num_events: int = 0
     num_rejected: int = 0
     counts: LineCounts | None = None

@@ -13,4 +13,4 @@ MAX_VALUE = 1e300
 ROW_TIMEOUT_S = 180.0
 """Time limit of the planner for one row."""
 RACE_STEPS = 25
-"""Number of steps that each strategy of a race trains."""
+"""Default number of steps that each strategy of a race trains."""

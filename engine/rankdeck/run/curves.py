@@ -1,7 +1,7 @@
 """Hold one attempt's curves by step: loss, pace and their averages.
 
 A configured run reports the loss of every step, so all its curves share one series. A user script is sampled:
-its losses have a separate series, so that a line connects the known losses. attempt.py feeds both.
+its losses have a separate series, so that a line connects the known losses. attempt.py appends the rows.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ScriptCurves:
         return self._sampled_series if name in _SAMPLED_CURVES else self._step_series
 
     def append(self, rows: Floats) -> None:
-        """Append rows whose columns are step_table.SCRIPT_COLUMNS after the existing rows."""
+        """Append rows that follow the existing rows; their columns are step_table.SCRIPT_COLUMNS."""
         # For rewind(), which restores the averages when rows change.
         self._snapshots.append((self._last_step, self._loss_average.state(), self._averages.state()))
         step, loss, lr, samples, step_s, ended, wait_s, grad_norm = rows
@@ -179,7 +179,7 @@ def _progress_series(progress: StepProgress, name: str) -> Series | None:
 class _SampledAverage:
     """Moving average of losses that were sampled only at some steps.
 
-    Each loss stands for the steps since the previous loss. The average is bias-corrected like Ema.
+    Each loss counts for all steps since the previous loss. The average is bias-corrected like Ema.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Compare the fullest device with the median of the others: the key value of a DataParallel run.
+"""Compare the memory of the fullest device with the median of the other devices.
 
-The command line, the app and reports all show this value. run_state.py computes it from peaks; the app
-computes it from current memory.
+This comparison is the key result of a DataParallel run, and the command line, the app and reports all show
+it. run_state.py computes it from peaks; the app computes it from current memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Imbalance:
     """Comparison of the lead (fullest) device with the others.
 
     `excess_bytes` (lead minus median) is never negative; `ratio` (lead to median) is None if the median is 0.
-    `num_others` is the number of devices that the lead is compared with; the other devices are unknown or
-    idle.
+    `num_others` is the number of devices that the lead is compared with; it excludes devices that are unknown
+    or idle.
     """
 
     device: int

@@ -13,7 +13,7 @@ from rankdeck.run.series import Curve, Series
 
 
 class DeviceHistories:
-    """Histories of a run's devices by seconds since its start (devices.HISTORIES)."""
+    """Histories of a run's devices by seconds since the run's start (devices.HISTORIES)."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._attempts = attempts

@@ -131,7 +131,7 @@ class LoggedMetric:
         )
 
     def cut_before(self, x: float) -> None:
-        """Discard the values from `x` on, as a later attempt logs them again."""
+        """Discard the values from `x` on, because a later attempt logs them again."""
         # cut() keeps the points up to its argument; x itself must go.
         self.series.cut(float(np.nextafter(x, -np.inf)))
         x_values = (

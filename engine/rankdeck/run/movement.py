@@ -175,7 +175,7 @@ class Timeline(msgspec.Struct):
         return totals
 
     def text(self) -> str:
-        """Format the total of all devices, as in 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
+        """Format the total traffic, as in 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
         moved = [
             f"{name} {format_bytes(moves.num_bytes)} in {moves.count}"
             for name, moves in self.traffic_by_operation().items()

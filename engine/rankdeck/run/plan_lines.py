@@ -1,10 +1,10 @@
 """Define the planner's output: one JSON line per requested strategy, written as soon as it is known.
 
-Every line is complete: it names a strategy with its options, the needs of each device in a step, and a
-verdict. A line with `changes` is advice: the same run with one change, and how much memory that saves.
-Everything in a line is predicted; nothing in it was measured unless its name says so. The cheapest and the
-recommended line can be marked only once all lines are available (plan_marks.py). cli/plan.py prints these
-lines, planner/pool.py makes them.
+Every line is complete: it names a strategy with its options, the memory that each device needs in a step, and
+a verdict. A line with `changes` is advice: the same run with one change, and how much memory that saves. The
+values in a line are predictions, unless their names say that they were measured. The cheapest and the
+recommended line can be marked only once all lines are available (plan_marks.py). planner/pool.py makes these
+lines, and cli/plan.py prints them.
 
 An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
 
@@ -161,7 +161,7 @@ def decode(line: bytes) -> PlanLine:
     """Decode a line from JSON; keys that are unknown to this version are skipped.
 
     Raises:
-        msgspec.DecodeError: the line is not a plan line (a command's problems are one object on one line).
+        msgspec.DecodeError: the line is not a plan line (but, for example, a command's problems as JSON).
     """
     return decode_document(_decoder.decode, line)
 

@@ -1,4 +1,4 @@
-"""Read the prediction for an attempt of a run, stored next to its configuration as one plan line."""
+"""Read the prediction for an attempt of a run: one plan line, stored next to the attempt's configuration."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from rankdeck.run_dir import RaceDir, RunDir, read_labels
 
 VERSION = 1
 WARM_UP_STEPS = 5
-"""Number of first steps that are not timed: they include first calls, and the ledger tracks three of them."""
+"""Number of first steps that are not timed: first calls are slow, and the ledger tracks three steps."""
 
 WAITING, RUNNING, COMPLETED, FAILED, STOPPED, LOST = (
     "waiting",
@@ -81,9 +81,9 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
-    entry that this entry repeats to measure the machine's drift. `seen` maps codes to texts of the notes that
-    the run reported about itself. `verified` is the result, as text, of the check before the first step, and
-    `verified_outcome` is the outcome from events.Verified.
+    entry that this entry repeats to measure the machine's drift. `seen` maps the codes of the notes that the
+    run reported about itself to the notes' texts. `verified` is the result, as text, of the check before the
+    first step, and `verified_outcome` is the outcome from events.Verified.
     """
 
     number: int

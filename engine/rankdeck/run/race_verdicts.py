@@ -1,6 +1,6 @@
 """Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
 
-Losses. From the same seed, every strategy computes the same losses, so each loss is compared with that of a
+From the same seed, every strategy computes the same losses, so each loss is compared with that of a
 reference: the entry of `single`, or else the first entry that completed. Sums in another order round
 differently, and an optimizer that divides by the size of gradients amplifies the difference with every step
 (2e-6 after 24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the
@@ -8,9 +8,9 @@ first steps, and fifty times that tolerance to later steps. If gradients are not
 after two steps is a thousand times either tolerance. A strategy that is known to give different results is
 listed with the reason and does not fail the comparison.
 
-Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
-medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
-first entry at the end. If only that drift keeps the leading entries from being distinguished, the race is
+An entry's time is the median of its step times. Two entries are distinguished if the confidence intervals of
+their medians do not overlap and they differ by more than the machine drifted, which is measured by repeating
+the first entry at the end. If only that drift keeps the leading entries from being distinguished, the race is
 inconclusive. Read race.py first.
 """
 
@@ -244,7 +244,7 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift, without its size if another text mentions it (`is_mentioned`)."""
+    """Return notes on the machine's drift; with `is_mentioned`, omit its size, which another text gives."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")

@@ -1,4 +1,4 @@
-"""Read a run's list row from the ends of its files: a list must not read every event of each run.
+"""Read a run's row in a list from the first and last lines of its files: a list must not read every event.
 
 The supervisor's first lines describe the start of the run; the first and last lines of the ranks' files
 describe its progress. `rankdeck runs` and the app's list both show this row; a test compares it with the run
@@ -241,7 +241,7 @@ def row_json(info: RunInfo) -> dict[str, object]:
 
 
 def last_step(run: RunDir) -> int:
-    """Return the last step that all ranks have written and no later attempt trains again; 0 if there is
+    """Return the last step that all ranks have reported and no later attempt trains again; 0 if there is
     none."""
     limit: int | None = None
     for started in _read_starts(run):
@@ -282,7 +282,7 @@ def _rank_files(run: RunDir, attempt: int) -> list[Path]:
 
 
 def _resumed_after(path: Path) -> int | None:
-    """Return the step that a rank restored, as reported or as implied by its first steps."""
+    """Return the step after which a rank continues, as reported or as implied by its first steps."""
     for event in first_events(path):
         if isinstance(event, events.Restored):
             return event.step

@@ -1,10 +1,10 @@
 """Cache the rows of runs and races between reads and across program starts, so that a list of thousands
 appears at once.
 
-The cache is never authoritative: a row is valid while the names, lengths, times and inodes of its run's files
-are the same. Each folder of runs has one cache file; a file that is damaged, of another version or of another
-folder is ignored. The cache file is replaced as a whole, after merging the rows that another program wrote in
-the meantime. If it cannot be written, rows are read from the runs each time.
+The cache is never authoritative: a row is valid only as long as the names, lengths, times and inodes of its
+run's files do not change. Each folder of runs has one cache file; a file that is damaged, of another version
+or of another folder is ignored. The cache file is replaced as a whole, after merging the rows that another
+program wrote in the meantime. If it cannot be written, rows are read from the runs each time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     event files -> EventReader -> events up to the time -> RunState
 
-The state includes all events written by then and all steps that had ended by then, even if a rank wrote the
-steps shortly afterwards. Steps that a later attempt trained again are still included at times before that
+The state includes all events written by then and all steps that had ended by then, even if a rank reported
+the steps shortly afterwards. Steps that a later attempt trained again are still included at times before that
 attempt.
 
 Moving forward in time continues reading; moving back starts from the nearest of a few snapshots, or from the

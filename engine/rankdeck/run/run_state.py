@@ -6,7 +6,7 @@
 they agree. The state does not depend on how the files are cut into batches or on the reading order: each
 attempt has its own state (attempt.py), and one rule combines the attempts' states.
 
-Resumes: an attempt reports the step after which it continues (events.Restored; in older runs its first steps
+A resumed attempt reports the step after which it continues (events.Restored; in older runs its first steps
 imply that step). Later steps of earlier attempts are then discarded. Problems are kept, and errors of earlier
 attempts become warnings. Memory is bounded (series.py). Invalid events are rejected and counted.
 """
@@ -314,7 +314,7 @@ class RunState(AttemptRows):
 
     @property
     def devices(self) -> dict[int, DeviceState]:
-        """Devices that the supervisor announced or events reported, by device index."""
+        """Devices that the supervisor announced or that events mention, by device index."""
         if self._devices is None:
             zero = self.first_started.started if self.first_started is not None else 0.0
             self._devices = merge_devices(self._measured_attempts, self._histories, zero)
@@ -345,7 +345,7 @@ class RunState(AttemptRows):
 
     @property
     def anatomy(self) -> StepAnatomy | None:
-        """The newest sampled step that every rank has reported."""
+        """The newest complete sampled step that the ledger did not track, else the newest tracked step."""
         return self._newest_of(lambda attempt: attempt.anatomies.last)
 
     @property

@@ -1,4 +1,4 @@
-"""Convert the steps that one rank wrote (events.Steps) into columns, in less than a second for a million
+"""Convert the steps that one rank reported (events.Steps) into columns, in less than a second for a million
 lines.
 
 A block holds consecutive steps from one rank's file. Columns are doubles, NaN where the rank reported
@@ -174,7 +174,7 @@ class StepJoiner:
             self._drop_surplus(waiting)
 
     def _drop_surplus(self, waiting: list[StepBlock]) -> None:
-        """Drop a rank's oldest steps, so that they do not pile up if another rank never writes its steps."""
+        """Drop a rank's oldest steps, so that they do not pile up if another rank never reports its steps."""
         surplus = sum(block.values.shape[1] for block in waiting) - _MAX_PENDING
         while len(waiting) > 1 and surplus > 0:
             surplus -= waiting.pop(0).values.shape[1]
@@ -206,8 +206,7 @@ class StepJoiner:
         return rows
 
     def _join_norms(self, first: int, last: int) -> None:
-        """Collect the norms of clipped gradients from the first rank that reports them; they are equal on all
-        ranks."""
+        """Collect the gradient norms of the first rank that reports any; all ranks have the same norms."""
         for rank in sorted(self._last):
             num_before = len(self._norms)
             for block in self._blocks.get(rank, ()):
@@ -226,7 +225,8 @@ class StepJoiner:
         return norms
 
     def _written_ranges(self, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of steps up to `end` that any rank wrote, as (first, last) without overlaps."""
+        """Return ranges of the steps up to `end` that any rank reported, as (first, last) without
+        overlaps."""
         start = self._next or 1
         ranges = sorted(
             (max(block.first, start), min(block.last, end))

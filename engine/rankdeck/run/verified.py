@@ -114,7 +114,7 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """Return the newest result of an attempt with the last attempt's strategy; `attempts` is oldest first."""
+    """Return the newest result of attempts with the last attempt's strategy; `attempts` is oldest first."""
     results = [
         verified
         for started, verified in reversed(attempts)

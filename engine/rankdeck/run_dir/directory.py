@@ -295,7 +295,7 @@ class RunDir:
         """Return running | completed | failed | stopped | lost.
 
         A run is lost if it has no exit record and no process holds its lock. A copy without an exit record is
-        "running" unless its origin is known to be lost.
+        "running" unless the `is_lost` of its origin is true.
         """
         end = self.exit_record()
         if end is not None:

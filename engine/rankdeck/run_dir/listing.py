@@ -152,7 +152,7 @@ def _has_name(run: RunDir, text: str) -> bool:
 # Deleting the folder deletes the whole race.
 
 FIRST_STEPS_KEY = "first_steps"
-"""Key in environment.json for the number of steps after which a run ends that saves only its events."""
+"""Key in environment.json for the number of steps of a short run, which saves only its events."""
 
 
 class RaceDir:
@@ -266,11 +266,11 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
 
 
 def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
-    """Return the first file or folder through which a write would leave the run's folder, and the kind of
-    that entry.
+    """Return the first file or folder through which a write would end up outside the run's folder, and the
+    kind of that file or folder.
 
     The run's folder itself may be a link. Weights may have several hard links, because weights are replaced,
-    never written into. Returns None if there is no such entry.
+    never written into. Returns None if there is no such file or folder.
 
     Raises:
         OSError: a folder cannot be read.

@@ -47,7 +47,7 @@ def remove_unless_started(hidden: Path) -> Iterator[None]:
 
 
 def remove_abandoned(runs: Path) -> None:
-    """Remove the directories of commands that were killed before a guard took over their run."""
+    """Remove directories in `runs` that were left by commands killed before a guard took over their run."""
     for path in files.entries(runs):
         if path.name.startswith(HIDDEN_PREFIX) and not files.is_locked(path / "guard.lock"):
             with contextlib.suppress(OSError):

@@ -6,8 +6,8 @@ the placement of tensors, forward and backward, and gradient synchronization.
     build(model_fn)                 abstract: build the model and place it
     forward_backward(batch, ...)    abstract: run one microstep, return its LossSum; gradients accumulate
     evaluate(batch, num_valid)      abstract: return held-out sums
-    sync_gradients()                turn gradients into the global batch's, after the last microstep
-    clip(max_norm)                  scale all gradients by their total norm, which covers all devices
+    sync_gradients()                make each gradient cover the whole global batch, after the last microstep
+    clip(max_norm)                  limit the total norm of the gradients on all devices to max_norm
     weights()                       return name -> tensor under the model's original names
 
 single, ddp, fsdp, tensor and hybrid share one forward and backward, `compute`. Read single.py first, then
@@ -63,7 +63,7 @@ class LossSum:
 
 @dataclass(frozen=True)
 class HeldoutSums:
-    """Sums over one rank's share of the held-out samples; `correct` is None without classes."""
+    """Sums over one rank's share of the held-out samples; `correct` is None if targets are not classes."""
 
     total: float
     count: float
@@ -82,7 +82,7 @@ class Setup:
     rank drives, in the run's order (all `cpu` in a rehearsal, where the ledger distinguishes them).
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
-    shapes are needed early. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
+    `build` needs samples. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
     updates so far)`. `analysis` holds findings about the model, possibly from an earlier build.
     """
 
@@ -164,7 +164,7 @@ class Strategy(ABC):
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the smallest batch of any forward with which this rank processes `num_samples` samples."""
+        """Return the smallest batch size of the forwards that process `num_samples` samples on this rank."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
@@ -238,7 +238,7 @@ class Strategy(ABC):
         `update_weights(update, count of targets)` takes one optimizer step with the current gradients."""
 
     def finalize(self) -> None:
-        """Make weights and buffers ready for a checkpoint, whichever rank writes the buffers."""
+        """Make weights and buffers ready for a checkpoint; any rank can then write the buffers."""
         self.broadcast_buffers()
 
     def broadcast_buffers(self) -> None:

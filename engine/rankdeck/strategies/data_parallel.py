@@ -159,7 +159,7 @@ class DataParallel(Strategy):
             )
 
     def _fetch(self, tensor: Tensor, device: int) -> Tensor:
-        """Copy a replica's tensor to device 0."""
+        """Copy a tensor of the replica on `device` to device 0."""
         if self._threads is None:
             return tensor.to(self.device)
         return self._threads.devices.copy(tensor, device, 0, "buffers")

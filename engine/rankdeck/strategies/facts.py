@@ -39,7 +39,7 @@ class SentBytes:
     """Bytes that this rank sends per step.
 
     `is_measured` means that bytes are counted rather than computed by formula. `by_peer` maps each receiving
-    rank to its bytes, if sends are counted one by one.
+    rank to the bytes sent to it, if sends are counted one by one.
     """
 
     algorithm: str
@@ -53,8 +53,8 @@ class PipelineFacts:
     """Stages and schedule of a pipeline on one rank.
 
     `in_flight`: the largest number of microbatches whose activations the rank held at once. `theory_bubble`:
-    the share of a step that ranks spend waiting according to the schedule; None without a flush. Only a
-    pipeline without a flush has `weight_versions` (the largest number of versions held at once) and
+    the share of a step that ranks spend waiting according to the schedule; None for a pipeline without a
+    flush. Only such a pipeline has `weight_versions` (the largest number of versions held at once) and
     `staleness` (the number of updates between the weights that a microbatch used and those that it updated).
     """
 
@@ -159,7 +159,7 @@ class DdpFacts(StrategyFacts):
 
 @dataclass(frozen=True)
 class ShardFacts(StrategyFacts):
-    """Facts of sharded weights, by the formula in parallel/fsdp/blocks.py."""
+    """Facts of a strategy with sharded weights; a formula in parallel/fsdp/blocks.py gives the bytes."""
 
     model: nn.Module
     sharding: Sharding
@@ -240,7 +240,7 @@ class StageFacts(StrategyFacts):
 
 
 class FanOutFacts(StrategyFacts):
-    """Facts of the replicas in a rehearsal, measured by the threads of the virtual devices."""
+    """Facts of dp in a rehearsal: bytes moved between virtual devices, and CPU time of their threads."""
 
     def __init__(self, threads: ReplicaThreads) -> None:
         self._threads = threads

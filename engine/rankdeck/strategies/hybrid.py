@@ -10,10 +10,10 @@ and backward reduce-scatters gradients along shard. Then, once per step, each ra
 along data, by an explicit sync: DistributedDataParallel around a stage crashes or silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
-Sent per rank and step: along each axis, the bytes that the axis's strategy would send if its model were the
-part that the inner axes leave to it. Wins: models that do not fit with any single axis, with tensor inside a
-machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves each rank too
-little work. Read all other strategies first.
+Sent per rank and step: for each axis, the bytes that its strategy alone would send for the part of the model
+that remains after the split along the inner axes. Wins: models that do not fit with any single axis, with
+tensor inside a machine, data and stage across machines. Breaks: the limits of every axis; a mesh that leaves
+each rank too little work. Read all other strategies first.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Check that no weight is shared by two of a rank's stages, which are inside the modules `runners`.
-    Raises: ModelError if a weight is shared."""
+    """Check that no two stages of one rank share a weight; the modules `runners` contain the stages. Raises:
+    ModelError if a weight is shared."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(

@@ -86,7 +86,7 @@ class ModelParallel(Strategy):
                 )
 
     def _find_borrowed(self, stage: int) -> list[tuple[int, str]]:
-        """Return (owner stage, name) of each weight of the stage that an earlier stage owns."""
+        """Return (owner stage, name) of each weight that `stage` uses but an earlier stage owns."""
         homes = {id(parameter): stages[0] for parameter, stages in self._cut_model.shared_parameters()}
         return [
             (homes[id(parameter)], name)
@@ -177,7 +177,7 @@ class ModelParallel(Strategy):
         return tensor
 
     def _move_attribute(self, tensor: Tensor, index: int) -> Tensor:
-        """Move a tensor that another stage stored in an attribute; a tensor on the CPU stays on the CPU."""
+        """Move another stage's tensor attribute to stage `index`; a tensor on the CPU stays on the CPU."""
         if self._virtual is None:
             return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
         source = self.ledger.device_of(tensor)

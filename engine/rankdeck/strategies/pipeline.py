@@ -5,12 +5,12 @@
 
 Where, for m microbatches on p stages: each rank holds weights, gradients and optimizer state of its own
 stages, and the activations of the microbatches in flight: all m with gpipe, p - s on stage s with 1f1b. Sent
-per rank and step, for each cut to another rank: m x a bytes of activations forward and m x a bytes of
-gradients back, for microbatches of a bytes at the cut; tied weights 2(k-1)/k of their bytes among the k ranks
-that hold them. Wins: models too deep for one device, on slow links. Breaks: few microbatches; uneven stages;
-batch norms, which normalize over a microbatch (running statistics are those of the whole batch, see
-../parallel/pipelining/stages.py); batches padded to their longest sample, where each new length costs one
-extra forward of a microbatch.
+per rank and step, for each cut to another rank: m x A bytes of activations forward and m x A bytes of
+gradients back, where A is the size of one microbatch's activations at the cut; for tied weights, 2(k-1)/k of
+their bytes among the k ranks that hold them. Wins: models too deep for one device, on slow links. Breaks: few
+microbatches; uneven stages; batch norms, which normalize over a microbatch (running statistics are those of
+the whole batch, see ../parallel/pipelining/stages.py); batches padded to their longest sample, where each new
+length costs one extra forward of a microbatch.
 
 The schedules are torch's (torch.distributed.pipelining). `schedule = "1f1b-by-hand"` implements 1f1b once
 more with plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py to learn what a

@@ -70,8 +70,8 @@ class AsyncPipeline(PipelineParallel):
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Number of stages after this one; as many microbatches run forward before the first one's gradient
-        returns."""
+        """Number of stages after this one. Once the pipeline is full, the same number of microbatches is in
+        flight here between two microsteps."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
         self._in_flight: deque[_Microbatch] = deque()

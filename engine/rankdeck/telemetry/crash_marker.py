@@ -32,7 +32,7 @@ class CallMark(NamedTuple):
 
 
 class CrashMarker:
-    """Shared memory in an unnamed file. The watcher creates the file, the sampler opens it by its file
+    """Shared memory in an unnamed file. The watcher creates the file; the sampler opens it by its file
     descriptor."""
 
     def __init__(self, handle: int) -> None:

@@ -31,7 +31,7 @@ def virtual_uuid(index: int) -> str:
 
 
 class HostProvider(Provider):
-    """Provider for the ranks of a rehearsal. `pids`: the processes of the ranks in rank order; rank i is
+    """Provider for the ranks of a rehearsal. `pids`: the processes of the ranks in rank order; rank i drives
     virtual device i.
 
     Utilisation is CPU time over wall time since the last reading, divided by the number of threads that a

@@ -34,7 +34,7 @@ _METRIC_LIMITS = {metric.name: metric.maximum for metric in METRICS.values()}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NvmlCall:
-    """A call of the library, with the metrics that it returns, in the order of its results."""
+    """A call to NVML, with the metrics that it returns, in the order of its results."""
 
     metrics: tuple[str, ...]
     query: Callable[[NvmlGpu], tuple[float | int, ...]]

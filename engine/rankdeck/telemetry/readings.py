@@ -39,7 +39,7 @@ class Metric:
     """A metric: its unit, its rate, and a translatable description.
 
     `hz` is the rate at which the sampler reads it. A value below 0 or above `maximum` is invalid on any GPU.
-    `on_request` means that the metric takes long to read and is read only on request.
+    `on_request` means that reading the metric takes a long time, so it is read only on request.
     """
 
     name: str

@@ -5,8 +5,8 @@
 
 A crash or hang of the driver's library, or the loss of a device, affects only this process, which then ends,
 waits or reports the loss. sampler_process.py starts and watches it. Reads are spread out: each device's 1 Hz
-metrics are read in one of every ten ticks, chosen by the device's index, so that no call waits for the calls
-of 8 other devices. Missed ticks are skipped.
+metrics are read in one of every ten ticks, chosen by the device's index, so that with up to ten devices no
+tick reads these metrics of more than one device. Missed ticks are skipped.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ LineSink = Callable[[SamplerLine], None]
 class Sampler:
     """Sampler that reads devices from `provider` and passes lines to `write`.
 
-    `only_uuids`: the devices of a run; if it is None, all devices are read, but only once a second those that
-    a run's own sampler also reads. `low_rate`: read every device only once a second. `pcie`: also read PCIe
-    metrics, which take 20 ms each.
+    `only_uuids`: the devices of a run; if it is None, all devices are read, and those that a run's own
+    sampler also reads are read only once a second. `low_rate`: read every device only once a second. `pcie`:
+    also read PCIe metrics, which take 20 ms each.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Track how long no device has returned a value."""
+        """Track since when no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None

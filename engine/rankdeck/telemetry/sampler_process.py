@@ -23,7 +23,7 @@ from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_UNRESPONSIVE
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 HEALTHY_AFTER_S = 60.0
-"""Lifetime after which a sampler counts as healthy: the pause after its end is FIRST_PAUSE_S again."""
+"""Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
 """If no poll happened for this long, this process was suspended, and so was the sampler."""
@@ -43,7 +43,7 @@ _HUNG_TEXTS = (
         "resume in {pause:.0f} s."
     ),
 )
-"""Messages about a sampler that hung: the first is for an unknown device, the second names the device."""
+"""Messages about a sampler that hung: first for an unknown device, then for a device that is named."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(

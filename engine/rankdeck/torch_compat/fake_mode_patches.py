@@ -5,11 +5,11 @@
     device mesh         DeviceMesh computes this rank's coordinate on real tensors, not on fake ones
     object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same objects
     empty chunks        ranks that get no part of a weight share one tensor without elements
-    isend               in a rehearsal, as with gloo, the handle of a send keeps its tensor
+    isend               in a rehearsal, a send's handle keeps the sent tensor alive, as gloo's handle does
     deepcopy            a copy has the same shape and fake mode; no memory is read
     file readers        tensors that safetensors or numpy read become fake tensors of the same shape
 
-If torch has moved a function, it stays unpatched; the resulting failure is reported as one line of a plan.
+A function that torch has moved is not patched; a plan reports the resulting failure in one line.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def patch_broadcast_objects(replaced: AttributePatches) -> None:
 
 
 def patch_isend(replaced: AttributePatches) -> None:
-    """Make a send's handle keep its tensor, as gloo's handle does; NCCL's does not."""
+    """Make a send's handle keep the sent tensor alive, as gloo's handle does; NCCL's does not."""
     isend = c10d.isend
 
     def holding(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

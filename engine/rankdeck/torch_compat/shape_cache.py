@@ -3,9 +3,9 @@
 torch has such a cache too, but making its keys takes longer than the rest of a pass. Here a key is made only
 if it is certain to be complete: for aten operations, on fake tensors of plain memory and on plain values. The
 first result of each operation is torch's own. The cache stores the result's shapes, strides and types, and
-for a view the offset in the storage of the first argument. torch computes each result of operations that
-return an argument or put two results into one storage. The cache cuts the time of a plan by a third. If torch
-has moved a function that `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py first.
+for a view the offset in the storage of the first argument. Operations that return an argument, or put two
+results into one storage, are not cached. The cache cuts the time of a plan by a third. If torch has moved a
+function that `_rebuild_outputs` needs, torch computes every result. Read fake_tensors.py first.
 """
 
 from __future__ import annotations

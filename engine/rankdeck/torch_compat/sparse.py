@@ -1,13 +1,14 @@
 """Sparse fake tensors: the number of elements of a result, which torch cannot derive from shapes alone.
 
-    operation                                       number of elements of its result
-    make a tensor from indices and values           number of given values
-    copy, multiply by a number, mask                elements of the source (for a mask, of the mask)
-    copy into another tensor                        elements of the copied tensor
-    add two tensors                                 elements of both, because CPUs and GPUs concatenate them
-    coalesce                                        elements before, an upper bound: equal indices are unknown
+    operation                                 number of elements of the result
+    make a tensor from indices and values     the number of values
+    copy, negate, multiply by a number        that of the source
+    mask                                      that of the mask
+    copy into another tensor                  that of the copied tensor
+    add two tensors                           the sum of both, because CPUs and GPUs concatenate the elements
+    coalesce                                  that of the source, an upper bound: equal indices are unknown
 
-Elements of gradients of `Embedding(sparse=True)` are therefore counted from their indices and values. Read
+The elements of a gradient of `Embedding(sparse=True)` are therefore known from its indices and values. Read
 fake_tensors.py first.
 """
 
@@ -95,7 +96,7 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Te
 
 
 def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
-    """Return the sum of a sparse gradient over ranks with gloo, with the largest possible number of elements:
+    """Return gloo's sum of a sparse gradient over ranks, with the largest possible number of elements:
     coalesced, as if no two ranks had an index in common."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
     return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))

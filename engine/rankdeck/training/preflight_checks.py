@@ -144,8 +144,8 @@ def _is_per_weight(
     paths: Sequence[Tensor],
     use: str,
 ) -> bool:
-    """Check whether an optimizer of only the last trained weight changes this weight as an optimizer of all
-    weights does."""
+    """Check whether an optimizer for only the last trained weight changes that weight in the same way as an
+    optimizer for all weights."""
     index = max(index for index, weight in enumerate(wholes) if weight.is_trained)
     (alone,), _ = _run_trial_steps(build, [wholes[index]], wholes, use)
     return not wholes[index].full_differs(alone, expected[index], paths[index])

@@ -28,7 +28,7 @@ _WATCHED_TIMEOUT_S = 86_400.0
 def join_process_group(device: torch.device, world_size: int, timeout_s: float | None) -> None:
     """Create the process group; a single rank creates it without any other process.
 
-    `timeout_s` is None for ranks with a supervisor, which can see why they wait and ends them itself.
+    `timeout_s` is None for ranks with a supervisor, which detects why ranks wait and ends them itself.
     """
     alone = world_size == 1
     dist.init_process_group(

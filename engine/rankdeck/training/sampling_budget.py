@@ -3,8 +3,8 @@
 The ledger tracks from construction through step 3, because some storages are created only then (optimizer
 state in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a
 batch that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait
-until the budget has made up for it. All other samples are taken every half second, second, or two seconds, so
-that they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
+until the budget has made up for it. All other samples are taken at intervals of 0.5, 1, 2, 4, ... s of step
+time, so that they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
 
 Costs are measured in CPU time, which other load on the machine does not change: on a busy machine, steps took
 0.5 to 1.0 s of wall time, but always 0.50 +- 0.01 s of CPU time, 0.03 s of it for tracking. Untracked steps

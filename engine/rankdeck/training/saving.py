@@ -1,4 +1,4 @@
-"""Save a run and resume it: at regular steps, on request, on a stop, and at its end.
+"""Save a run at regular steps, on request, on a stop and at its end, and resume it.
 
 The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
 reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. A dry run
@@ -53,7 +53,7 @@ class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
 
 @dataclass
 class Saver:
-    """Saving on one rank.
+    """One rank's part in saving and restoring a run.
 
     `save_interval` is 0 if there are no regular checkpoints; `resume_from` is the checkpoint from which the
     run resumes.

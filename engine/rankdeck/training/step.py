@@ -5,8 +5,8 @@
 The loss is a sum over the global batch, divided once by the number of targets. If this count is known in
 advance, the loss is divided by it before backward. If not (masked targets, a user's own loss), gradients are
 divided after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch
-is shorter; a rank that has no share of that step's samples computes one sample with scale 0. Read loop.py
-next.
+can have fewer samples than other steps; a rank that gets none of these samples computes one sample with scale
+0. Read loop.py next.
 """
 
 from __future__ import annotations

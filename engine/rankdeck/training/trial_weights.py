@@ -94,7 +94,8 @@ def describe_weights(model: nn.Module) -> ModelWeights:
 def is_sparse(module: nn.Module) -> bool:
     """Check whether a module is an embedding with sparse gradients.
 
-    A pipeline stage also contains the modules of other stages, without their weights.
+    An embedding without its weight does not count: a pipeline stage keeps other stages' modules without
+    weights.
     """
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
         return False

@@ -173,7 +173,7 @@ def read_user_sample(dataset: SampleSet, index: int) -> Any:
 
 
 def merge_sample(batch: tuple[Any, Any]) -> Any:
-    """Return the dict that a loader has split into (inputs, targets), or else the pair itself."""
+    """Return the dict that a loader has split into the pair `batch`; `batch` itself if it was no dict."""
     inputs, targets = batch
     # A loader splits a dict without copying, so identity shows that both are from one.
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)

@@ -1,7 +1,7 @@
 """The comparison tab: its runs at the top, then metrics, losses, memory, speed and differences.
 
-The page owns its `RunComparison` and drains it once per frame; cards update when the data changes. The
-compared runs are restored after a restart. Read state/run_comparison.py first.
+The page owns its `RunComparison` and takes new data from it once per frame; cards update when the data
+changes. The compared runs are restored after a restart. Read state/run_comparison.py first.
 """
 
 from __future__ import annotations

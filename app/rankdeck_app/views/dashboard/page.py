@@ -3,9 +3,9 @@
 It consists of the strip of metrics, the banner, the summary of a finished run and a grid of cards
 (run_grid.py).
 
-Every frame takes data from the reader thread for at most 4 ms, then repaints only the visible cards whose
-data changed, at most thirty times a second. Cards, cells and facts appear only once the run reports data for
-them.
+In each frame, the page takes data from the reader thread for at most 4 ms. It then repaints only the visible
+cards whose data changed, at most thirty times a second. For a script, cards, cells and facts appear only once
+the run reports data for them.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ class RunPage(Page):
                 self.grid.draw_next_plot()
 
     def _should_postpone(self, what: str, began_s: float) -> bool:
-        """Check whether the frame has used up its time since `began_s`, so that `what` must wait for the next
-        frame. Nothing is postponed twice in a row."""
+        """Check whether `what` must wait for the next frame, because this frame, which started at `began_s`,
+        has used up its time. Nothing is postponed twice in a row."""
         is_late = time.thread_time() - began_s > _FRAME_BUDGET_S and what not in self._postponed
         (self._postponed.add if is_late else self._postponed.discard)(what)
         return is_late
@@ -249,7 +249,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Once a second, mark the cards that show the age of their data as changed, even without new data."""
+        """Once a second, mark as changed the cards that show the age of their data, even without new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second

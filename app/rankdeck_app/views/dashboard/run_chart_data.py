@@ -216,8 +216,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the largest predicted peak of any charted device. For a device with driver readings, the
-    prediction is for these, otherwise for the memory in sampled steps."""
+    """Return the largest predicted peak of all charted devices. For a device with driver readings, this is
+    the predicted memory as the driver counts it, otherwise the memory predicted for sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
@@ -343,7 +343,7 @@ def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
 
 
 def card_sources(run: RunView) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return (text, short text) for the data source of the memory cards, then for that of the other cards."""
+    """Return (text, short text) of the data source for the memory cards, then the same for other cards."""
     if not run.is_rehearsal:
         source = tr(run.source or "")
         return (source, source), ((source, source) if run.is_planned else ("", ""))

@@ -102,7 +102,7 @@ class RunGrid(ArrangeableGrid):
         return bool(unmade)
 
     def draw_next_plot(self) -> None:
-        """Draw the least recently drawn of the plots that are due to be drawn."""
+        """Draw the plot that was drawn least recently among the plots that are due."""
         # One plot per frame, the longest waiting first: with 300,000 points p99 is 17.5 ms instead of 23, p50
         # 5.9 instead of 4.0.
         plots = [plot for name in self.cards if (plot := self.plot(name)) is not None]

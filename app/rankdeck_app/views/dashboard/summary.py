@@ -40,10 +40,10 @@ _MIN_BODY_HEIGHT, _DEFAULT_BODY_HEIGHT = 120, 200
 """Heights in pixels of the summary's body: the minimum, and the available height from which the summary is
 open by default."""
 _CHARTS_HEIGHT = 520
-"""Height that the page reserves for the strip, two rows of readable cards and the time bar."""
+"""Height in pixels that the page reserves for the strip, two rows of readable cards and the time bar."""
 _MAX_DEVICES = 4
-"""Maximum number of devices with their own columns; for more, the phase table shows the median and the
-longest time."""
+"""Maximum number of devices for which the phase table has a column per device; with more devices, the table
+shows the median and the longest time."""
 _FIX_WIDTH, _MIN_NOTE_WIDTH = 280, 190
 _MAX_BUTTONS = ((900, 4), (560, 2), (0, 0))
 """Pairs of (minimum width in pixels, maximum number of buttons)."""

@@ -41,7 +41,7 @@ _UNUSED = (None, None, False)
 
 
 class HostDevices(QWidget):
-    """Devices of one host; `tools` are the widgets to place in the header above them."""
+    """Devices of one host; `tools` are the widgets to place in the header above the devices."""
 
     details_requested = Signal()
     """Asks to open the Devices tab of this host."""
@@ -304,7 +304,7 @@ class HostDevices(QWidget):
 
 
 def _readings_text(gpu: GpuStatus, busy: str = "{share:.0%}") -> str:
-    """Return the known readings, such as '91%  64°C  512 W'; `busy` is the utilisation's template."""
+    """Return the known readings, such as '91%  64°C  512 W'; `busy` is the format string for utilisation."""
     texts = [
         "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",

@@ -52,7 +52,7 @@ _VERIFY_TOOLTIP = tr_noop(
 
 
 class PlanPage(Page):
-    """The only plan page, because there is only one draft.
+    """Page of the draft's plan; there is only one, because there is only one draft.
 
     `trust_requested` is emitted if planning must run the draft's code, `race_requested` if the user wants to
     race the strategies that fit on the draft's devices. `race_opened` carries a race's folder, `winner_used`

@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of all bars, up to the capacity, or to the largest total (capacity unknown or `is_fitted`)."""
+    """Scale of all bars, up to the capacity, or to the largest total if `is_fitted` or without a capacity."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -279,8 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return (note, whether one device stands out). If one does, the note is the ratio of its memory to the
-    others'; if all devices are equal, "each"; otherwise the name of the fullest device."""
+    """Return (note, whether one device stands out). The note is the ratio of that device's memory to the
+    others', "each" if all devices need the same memory, otherwise the name of the fullest device."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]

@@ -117,7 +117,7 @@ class PlanHeader(QWidget):
 
 @dataclass(frozen=True)
 class LegendKinds:
-    """The visible memory kinds with their largest bytes on one device, and whether a capacity is drawn."""
+    """The visible memory kinds, each with its largest size on one device, and whether a capacity is drawn."""
 
     kinds: tuple[tuple[str, int], ...] = ()
     has_capacity: bool = False

@@ -11,9 +11,9 @@ have another explanation. Causes of failure are not here: see exceptions.py and 
 rule_context.py  what rules inspect
 learning.py      losses, gradients, learning rates
 samples.py       which samples each rank sees
-machine.py       cores, memory, and a device that holds more than the others
+machine.py       cores, memory, and a device that uses more memory than the others
 waits.py         what steps wait for
-pace.py          a slow rank, a pipeline bubble, saves, idle GPUs
+pace.py          a slow rank, a pipeline bubble, slow checkpoint saves, idle GPUs
 """
 
 from __future__ import annotations

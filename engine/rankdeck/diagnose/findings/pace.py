@@ -1,4 +1,4 @@
-"""Rules about time: a slow rank, an uneven pipeline, slow saves, idle GPUs.
+"""Rules about time: a slow rank, an uneven pipeline, slow checkpoint saves, idle GPUs.
 
 Metrics of sampled steps cover only the newest steps (anatomy.py). The rules about waits are in waits.py.
 """

@@ -1,7 +1,7 @@
 """Give rules access to the metrics of a run (run/run_state.py), except those that would mislead them.
 
-Read __init__.py first. Every access is cheap, however many steps were recorded: no column is copied or
-scanned as a whole.
+Read __init__.py first. Every access is cheap, however many steps were recorded: none copies or scans a whole
+column of recorded values.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def collect_gradients(
     None.
 
     Raises:
-        ModelError: a gradient is missing without `find_unused`, or is sparse.
+        ModelError: a gradient is sparse, or is missing although `find_unused` is false.
     """
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if find_unused:

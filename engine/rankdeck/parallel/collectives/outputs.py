@@ -1,4 +1,4 @@
-"""Flatten replicas' outputs into tensors and put them together again.
+"""Flatten replicas' outputs into tensors, and rebuild outputs from tensors.
 
 Tensors may be in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
 dataclasses, next to numbers, text and None. Other objects cannot be joined, because they have no first dim.

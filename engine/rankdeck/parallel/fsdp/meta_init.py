@@ -1,5 +1,5 @@
-"""A model that no device has to hold as a whole: rank 0 builds it on the host, all other ranks build only its
-shapes.
+"""A model that no device has to hold as a whole: rank 0 builds it on the host, and all other ranks build only
+its shapes.
 
     rank 0        model_fn()              real weights, from the seed, in host memory
     other ranks   model_fn() on "meta"    shapes without bytes

@@ -81,7 +81,7 @@ class StageCommunication:
 
     def tied_weights(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Return this rank's weights that other ranks hold too, each with its group. They are looked up by
-        name, because a hybrid replaces weights."""
+        name, because the hybrid strategy replaces weights."""
         return [(self.cut.model.get_parameter(name), group) for name, group in self._tied_names]
 
     def tied_weight_holders(self) -> dict[nn.Parameter, int]:

@@ -161,7 +161,7 @@ def mark_gradients(
 
 
 def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
-    """Return each unit's cost in the measure `balance`: parameters, time or activations."""
+    """Return each unit's cost as measured by `balance`: parameters, time or activations."""
     if balance == "time":
         return time_costs(chain, inputs, device)
     return activation_costs(chain, inputs) if balance == "activations" else parameter_costs(chain)

@@ -1,4 +1,4 @@
-"""Check that a chain's units compute the same as the model: forward and backward, training and evaluation.
+"""Check that a chain's units give the model's results in forward and backward, training and evaluation.
 
 small models   two training steps and an evaluation on two samples must give the same outputs, gradients
                of all weights, and buffers. Weights are moved off their initial values first, so that a

@@ -10,14 +10,14 @@ positions, flattening).
                               before the cut and is an argument of a unit behind it (an encoder's output for
                               a decoder's blocks, position biases that the first block makes for all)
     units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
-    units of the stage        get the tensors that cross in place of these arguments
+    units of the stage        get the received tensors in place of arguments that come from earlier stages
     unit after the stage      ends the forward: its arguments are sent to the next stage
     weights                   those of the stage's units, and those of other units that the stage's results
-                              depend on: a table that is also the head's matrix, a temperature, a gate between
-                              layers
+                              depend on: an embedding table that is also the head's weight, a temperature, a
+                              gate between layers
 
-A model whose own code carries a tensor past a cut (a skip connection from stem to head) cannot be cut this
-way: equality.py detects that. Read chain.py first, traced.py for such models.
+A model whose own code uses a tensor on both sides of a cut (a skip connection from stem to head) cannot be
+cut this way: equality.py detects such models. Read chain.py first, traced.py for how such models are cut.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class _ObservedStage(nn.Module):
     def _substitute_arguments(
         self, unit: ObservedUnit, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], Kwargs]:
-        """Replace a unit's arguments by received tensors, and keep those arguments that are sent on."""
+        """Replace a unit's arguments by received tensors, and store the arguments that later stages need."""
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for argument in [argument for argument in unit.arguments if argument.key is not None]:
             if argument.value_id in self._received:

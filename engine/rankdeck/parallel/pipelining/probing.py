@@ -1,6 +1,6 @@
 """Run a model once to learn about it, without changing weights, statistics or random state.
 
-With fake tensors, such a run also takes hardly any time.
+With fake tensors, such a run computes only shapes.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors from which gradients start. A user's own loss is not called, because it may count
+    """Return the tensors from which a backward starts. A user's own loss is not called, because it may count
     its calls: it is assumed to read all outputs."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)

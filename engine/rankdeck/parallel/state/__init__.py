@@ -1,4 +1,4 @@
-"""Handling of the state (other than gradients) that forwards change while a batch is processed in chunks.
+"""Handling of state (not gradients) that is changed by forward passes while a batch is processed in chunks.
 
 slots: where state is stored. rank_state: merging the chunks' states, including across ranks. forward: the
 mechanism that strategies use.

@@ -1,12 +1,13 @@
 """State that is changed by forward passes, if a batch is split into microbatches or across replicas or ranks.
 
     before a batch    every chunk starts from the same state
-    after a batch     equal results count once; floating-point results are averaged, weighted by samples;
-                      counts of samples are added up; of other results, the first chunk's is kept
+    after a batch     values that are equal in all chunks count once; floating-point values are averaged,
+                      weighted by samples; counts of samples are added up; of other values that differ, the
+                      first chunk's is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; in all other batches only that
-state is handled, and a model without such state pays nothing. Batch norms need more than averages:
+state is handled, and a model without such state pays nothing. Averages are not enough for batch norms: see
 ../pipelining/stages.py.
 
 Two kinds of modules depend on the order of samples: those that count and store samples (a memory bank with
@@ -176,7 +177,7 @@ def _version(value: Any) -> int:
 
 
 class ForwardState(_StateTracker):
-    """State of a module whose chunks run one after another, each with its forward and backward inside
+    """State of a module that processes a batch's chunks one after another, each forward and backward inside
     `chunk`.
 
     The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward gets
@@ -254,7 +255,7 @@ class ForwardState(_StateTracker):
     def finish(self, groups: Groups = ()) -> None:
         """Merge the state after the batch's last backward.
 
-        The ranks in `groups` process the rest of the batch; all of them call this together.
+        The ranks in `groups` process different samples of the batch; all of them call this together.
         """
         self._chunk_values[self._current_chunk] = self._current_values(self._tables)
         self._merge(self._chunk_values, groups)
@@ -301,8 +302,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return a replica's values on the device of replica 0: all values of replica 0, and only the values
-        of these `kinds` of every other replica."""
+        """Return the values of replica `index`, with buffers on the device of replica 0: all values if the
+        replica is replica 0, else only values of these `kinds`."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]

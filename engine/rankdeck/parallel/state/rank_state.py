@@ -2,8 +2,8 @@
 
 Ranks find out together which parts of their changed state differ between them. These are few, because a
 counter or an EMA teacher changes in the same way on every rank. From then on only the differing parts are
-sent: averages are all-reduced, numbers and text are gathered; for everything else the first rank's value is
-used. Read slots.py first, forward.py next.
+sent: tensors to be averaged are all-reduced, numbers and text are gathered; of all other values, the first
+rank's is used. Read slots.py first, forward.py next.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class CrossRankState:
     ) -> None:
         """Find the state values that changed on any rank and differ between ranks.
 
-        `changed` maps a name to whether its value counts samples; such counts always count as different. All
-        ranks call this together.
+        `changed` maps a name to whether its value counts samples; values that do are always treated as
+        different. All ranks call this together.
         """
         changed_by_rank = _all_gather(dict(changed), groups)
         names = sorted({name for entries in changed_by_rank for name in entries})
@@ -51,7 +51,7 @@ class CrossRankState:
     def merge(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
     ) -> Values:
-        """Return the differing values, merged as one device would have them. All ranks call this together."""
+        """Merge the differing values into those that one device would have. All ranks call this together."""
         names = [name for name in self.differing_names if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
         small = [name for name in names if name not in large]

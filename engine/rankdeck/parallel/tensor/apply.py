@@ -4,7 +4,7 @@
     row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
 Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
-With sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum
+With sequence_parallel hidden states between layers are cut along T instead of replicated, and each sum
 becomes a reduce-scatter plus an all-gather, which send as many bytes; the activations shrink to 1/n.
 
 torch breaks ties when it replaces weights; this module ties them again. Read plan.py first, gradients.py
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return an unsplit attention's last layer, or else a block that `plan.blocks` skips, or else None."""
+    """Return an unsplit attention's last layer; if none, a block missing from `plan.blocks`; else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -232,7 +232,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
     kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
     def way(name: str) -> tuple[str, bool] | None:
-        """Return how the weight `name` is split; None if its layer is not. A row-wise bias is not split."""
+        """Return how the weight `name` is split (a row-wise bias is not); None if its layer is not split."""
         module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None
@@ -293,7 +293,7 @@ SEQUENCE_DIM = 1
 
 
 def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
-    """Register hooks that cut the stream along T before the first block and gather it after the last."""
+    """Add hooks that cut hidden states along T before the first block and gather them after the last."""
     num_ranks = mesh.size()
 
     def cut(hidden: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 
 
 def require_hidden_states(module: nn.Module, name: str) -> None:
-    """Make a split module inside a block require the stream (B, T, C) as its input.
+    """Make a split module inside a block require hidden states (B, T, C) as its input.
 
     Raises: ModelError in a later forward whose input is a selection of tokens, which differs between ranks.
     """
@@ -367,7 +367,7 @@ def _map_first_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMetadata) -> None:
-    """Check that a weight's gradient hooks give the same result on a sharded gradient.
+    """Check that a weight's gradient hooks give the same result on a shard as on the full gradient.
 
     Raises: ModelError.
     """

@@ -1,4 +1,4 @@
-"""Find attention by structure: query, key and value layers side by side, and the output layer after them.
+"""Find attention layers by structure: query, key and value in one module, and the output layer after them.
 
 Query, key and value are identified by name (model families differ in wording, not in structure). The output
 layer is identified by shape, wherever it is (BERT keeps it in a module of its own). A head is never split, so
@@ -24,7 +24,7 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 WIDTHS = ("all_head_size", "inner_dim")
 _ATTENTION_LAYERS = 4
-"""Number of layers in an attention: query, key, value and output."""
+"""Number of linear layers in an attention layer: query, key, value and output."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """One attention: its split layers, the block around it, its number of heads, and the attributes to
+    """One attention layer: its linear layers, the block around it, its number of heads, and the attributes to
     adapt."""
 
     block: str
@@ -49,7 +49,7 @@ class AttentionLayers:
 
 
 def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
-    """Find all attentions of a model, in its order.
+    """Find all attention layers of a model, in the model's order.
 
     Raises:
         ModelError: the heads cannot be divided among the ranks, or a fused layer cannot be cut by heads.

@@ -116,9 +116,9 @@ def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
 
 
 def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
-    """Return the gradient after a weight's hooks.
+    """Apply a weight's hooks to `gradient` and return the result.
 
-    None if the hooks remove the gradient, or update the weight themselves.
+    The result is None if the hooks remove the gradient, or update the weight themselves.
     """
     result = gradient.clone()
     for hook in marks.on_gradient:

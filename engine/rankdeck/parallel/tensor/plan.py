@@ -9,8 +9,8 @@ send its outputs; a column-wise layer followed by a row-wise one sends only once
     vocabulary      embedding: rows of the table                  output layer: columns
 
 attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives a plan as
-name patterns. Units whose slices would not compute the same as the full layers are not split (plan_check.py).
-Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+name patterns. Units whose slices would give a different result from the full layers are not split
+(plan_check.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
 def _drop_differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> SplitPlan:
-    """Return the plan without units whose slices would not compute the same as the full layers.
+    """Return the plan without units whose slices would give a different result from the full layers.
 
     Raises:
-        ModelError: no columns followed by a row are left, or an attention does not accept slices.
+        ModelError: no columns followed by a row are left, or an attention layer does not accept slices.
     """
     differing = _differing_units(model, plan, inputs, entered)
     for unit, difference in differing.items():

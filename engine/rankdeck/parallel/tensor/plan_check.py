@@ -1,4 +1,4 @@
-"""Check a plan before anything is split: slices of each unit must compute the same as the full layers.
+"""Check a plan before anything is split: slices of each unit must give the same result as the full layers.
 
 A unit is a set of layers that are split together or not at all: columns with the row after them, or the
 layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large model is run on
@@ -161,7 +161,7 @@ def _estimate_work(model: nn.Module, inputs: Any) -> int:
 def _difference_on_shapes(
     model: nn.Module, num_ranks: int, units: Sequence[SplitUnit], inputs: Any
 ) -> SplitDifference | None:
-    """Run the first rank's slices on shapes only; return the error that the model's code raises, or None."""
+    """Run the first rank's split model on shapes only; return the error that its code raises, or None."""
     layers, heads = _layers_and_heads(units)
     try:
         copied = copy_sharing_weights(model)
@@ -375,7 +375,7 @@ def _count_layer_types(model: nn.Module) -> Counter[str]:
 
 
 def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, str] | None:
-    """Return a column-wise and a row-wise layer whose slices compute the same as the full layers."""
+    """Return a column-wise and a row-wise layer whose slices give the same result as the full layers."""
     try:
         trial = make_trial(model, num_ranks, inputs)
     except TrialImpossibleError:

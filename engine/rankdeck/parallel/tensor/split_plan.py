@@ -36,7 +36,7 @@ class SplitPlan:
 
     `input_modules` are modules whose input feeds several columns, so that its gradient is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
-    `unsplit_attentions` are the last layers of attentions that are not split.
+    `unsplit_attentions` names the last layer of each attention layer that is not split.
     """
 
     num_ranks: int

@@ -1,10 +1,10 @@
 """Try a split on values: compare the combined results of all ranks with those of the full model.
 
-Shapes do not reveal a norm, a maximum or a number of heads between a column and its row: slices have valid
-shapes too. So the model computes a small batch once in full and once as the ranks would, each rank in a
-thread of its own with its slices (split_plan.py), exchanging tensors at the rows. The outputs of all ranks
-must equal the full model's, and so must the gradients: gradients of one rank's outputs flow back through the
-rows to the slices of all ranks.
+Shapes do not reveal that a norm, a maximum or a number of heads between a column and its row needs all
+features: slices have valid shapes as well. So the model computes a small batch once in full and once as the
+ranks would, each rank in a thread of its own with its slices (split_plan.py), exchanging tensors at the rows.
+The outputs of all ranks must equal the full model's, and so must the gradients: gradients of one rank's
+outputs flow back through the rows to the slices of all ranks.
 
 The values are the model's own in fp64, with noise, because a bias that is initially zero would hide how it is
 used. A model without values (in planning) gets random values. The trial uses training mode if the model is

@@ -34,7 +34,7 @@ def verify(
     beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:
-    """Return the inherent differences from one device; None if nothing could be compared.
+    """Return the strategy's inherent differences from one device; None if nothing could be compared.
 
     All ranks of the run call this together, and rank 0 writes the result. Findings about the model are added
     to `analysis`, which assembly.py uses.

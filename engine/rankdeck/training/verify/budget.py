@@ -12,8 +12,8 @@ from pathlib import Path
 
 MIN_BUDGET_S, SHARE_OF_RUN = 3.0, 0.05
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds that this thread has run, nanoseconds that it has waited to run, and the number of time slices.
-Source: Linux, Documentation/scheduler/sched-stats.rst."""
+"""File with the nanoseconds that this thread has run, the nanoseconds that it has waited to run, and the
+number of its time slices. Source: Linux, Documentation/scheduler/sched-stats.rst."""
 
 
 def unpreempted_clock_s() -> float:

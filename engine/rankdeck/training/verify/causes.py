@@ -2,14 +2,14 @@
 strategy's splits.
 
     result on one device                                                    cause of the difference
-    separate forwards over the slices differ from one forward over all      the model mixes samples
-    separate losses of the slices differ from one loss over all             the loss does not add up
+    forwards over separate slices differ from the unsliced forward          the model mixes samples
+    losses of separate slices differ from the unsliced loss                 the loss does not add up
     passing state from slice to slice gives the strategy's results          state
-    no such result                                                          the strategy itself
+    none of these                                                           the strategy itself
 
-In the first two tests, all slices of a microstep start with the state from before it. If the cause is the
-strategy, the first difference within a step shows where. If time runs out, the cause is unknown. Read
-check.py next.
+In the first two tests, all slices of a microstep start with the state from before the microstep. If the cause
+is the strategy, the first difference within a step shows which part of the step is wrong. If time runs out,
+the cause is reported as unknown. Read check.py next.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decide whether an exception is caused by the check, or is the run's own failure.
 
 The check runs the user's code under conditions that the run itself never uses: few samples, another
-precision, one device. If they cause an exception, it recurs in a second try, and nothing can be compared. An
-exception that does not recur could have occurred in any step of the run, so it ends the run even if it occurs
-in the check. Read check.py next.
+precision, one device. An exception caused by these conditions occurs again in a second try; nothing can then
+be compared. An exception that does not recur could have occurred in any step of the run, so it ends the run
+even if it occurs in the check. Read check.py next.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Each rank reads its own samples, unless the data gives different samples when read again: then rank 0 reads
 for all ranks, and each rank gets its slices of rank 0's batches. Such data draws from a source that no seed
-controls (../../data/randomness.py). If it were read twice, the strategy would differ from one device, and one
-device would differ even from itself. That second difference serves as the measure of rounding, so a broken
-strategy would go unnoticed. Read one_device.py and trial.py next.
+controls (../../data/randomness.py). If it were read twice, the strategy's results would differ from one
+device's, and two computations on one device would also differ. The difference between those two computations
+serves as the measure of rounding, so a broken strategy would go unnoticed. Read one_device.py and trial.py
+next.
 """
 
 from __future__ import annotations

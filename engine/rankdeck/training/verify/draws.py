@@ -1,4 +1,4 @@
-"""Fix random numbers while two steps are compared, so that they do not depend on how a batch is split.
+"""Replace random numbers with fixed numbers during the check, so that none depends on how a batch is split.
 
 Every draw gives all elements the same number: for a uniform draw, a value about a third of the way through
 its range; for a normal draw, a value near the mean; dropout keeps everything. The computation with these
@@ -65,7 +65,7 @@ class FixedDraws(DispatchMode):
 
 
 class _WorkerFixedDraws(DispatchMode):
-    """The mode that replaces `draws` in a worker thread of the thread that has entered `draws`."""
+    """Mode for the worker threads of a thread that has entered `draws`; it passes operations to `draws`."""
 
     def __init__(self, draws: FixedDraws) -> None:
         super().__init__()

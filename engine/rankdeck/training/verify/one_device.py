@@ -75,10 +75,10 @@ class OneDevice:
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
         """Return the results of the steps over the slices that the strategy's forwards see.
 
-        State passes from slice to slice; with `whole_state`, each slice instead starts with the state of
-        unsliced microsteps. With `loss_by_slice`, each slice has its own loss; otherwise one loss is computed
-        from the slices' concatenated outputs. None if nothing is split, or if the computation over slices
-        fails.
+        State passes from slice to slice; with `whole_state`, all slices of a microstep instead start with the
+        state that unsliced forwards of the earlier microsteps leave. With `loss_by_slice`, each slice has its
+        own loss; otherwise one loss is computed from the slices' concatenated outputs. Return None if nothing
+        is split, or if the computation over slices fails.
 
         Raises: OutOfTimeError.
         """
@@ -99,8 +99,8 @@ class OneDevice:
         return self._once_within_budget(("sliced", loss_by_slice, whole_state), compute)
 
     def without_state(self) -> StepResults:
-        """Return the results of the steps over full batches, each step starting from the first step's state.
-        Raises: OutOfTimeError."""
+        """Return the results of the steps over full batches, with the initial state restored before each
+        step. Raises: OutOfTimeError."""
         computed = self._once_within_budget(
             "forgetful", lambda: self._run_steps(self._full_microsteps(), resets_state=True)
         )

@@ -57,8 +57,8 @@ def run_reference_steps(
     Each slice starts with the state that the previous slice's forward left. `whole_state` holds the same
     microsteps unsliced; with it, each slice starts with the state before its microstep, and afterwards the
     model has the state that the unsliced forward leaves. In either case, running statistics of batch norms
-    cover a microstep's first `num_norm_slices` slices together. With `resets_state`, each step starts with
-    the first step's state.
+    cover a microstep's first `num_norm_slices` slices together. With `resets_state`, the initial state is
+    restored before each step.
 
     Raises: any exception of the model, the loss or the optimizer.
     """
