@@ -80,7 +80,7 @@ GOES_ON = Expected(severity="nothing", outcome=("completed",), exit_codes=(0,))
 
 def _signal(name: str, code: str = "rank-crashed", act: str = "", where: tuple[str, ...] = IN_RANK) -> Kind:
     return Kind(
-        f"a rank is killed by {name}" + (", in C" if act else ""),
+        "C code in a rank calls abort()" if act else f"a rank is killed by {name}",
         act or name,
         Expected((code,), (name,)),
         where,
@@ -206,8 +206,8 @@ EXCEPTIONS = (
     ),
     _raises("failed assertion", "AssertionError", "AssertionError", "the loss went up"),
     _raises("endless recursion", "RecursionError", "RecursionError", where=COMPUTES),
-    _raises("missing package, found late", "ImportError", "flash_attn", where=COMPUTES),
-    _raises("missing file, found late", "FileNotFoundError", "/nowhere/at/all/tokens.bin"),
+    _raises("a missing package, noticed during training", "ImportError", "flash_attn", where=COMPUTES),
+    _raises("a missing file, noticed during training", "FileNotFoundError", "/nowhere/at/all/tokens.bin"),
     _raises("too many open files", "too many files", "Too many open files", where=COMPUTES),
     Kind("MemoryError", "MemoryError", Expected(("out-of-memory",), ("MemoryError",)), COMPUTES),
     Kind("more memory than ulimit -v", "no memory", Expected(("out-of-memory",), ("memory",)), STEP),

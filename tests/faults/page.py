@@ -15,8 +15,8 @@ _HEAD = """\
 # What happens when something breaks?
 
 `make faults` injects every kind of fault below into small, real runs of every strategy and of user
-scripts. A seed chooses the class of job, the place (forward, backward, loss, optimizer, a sample, an
-evaluation, a save) and the step. A trial passes if
+scripts. A seed chooses the job (a strategy or a user script), the place (forward, backward, loss,
+optimizer, a sample, an evaluation, a save) and the step. A trial passes if
 
 - the run ends with the expected outcome and exit code;
 - the run reports one cause, with the rank where the fault was injected and a message that names the fault. If
@@ -27,8 +27,8 @@ evaluation, a save) and the step. A trial passes if
 
 `make storms` kills runs of every strategy with SIGKILL two to five times, and resumes them until they
 complete. It kills one rank, two ranks, all ranks, the supervisor, the guard, or two of these at once. It
-does so in a step, in the middle of a save, and while the run starts again. A storm passes if every step is
-reported once, and losses and weights equal those of an undisturbed run bit for bit.
+does so in a step, in the middle of a save, and while the run starts again. Such a storm of kills passes if
+every step is reported once, and losses and weights equal those of an undisturbed run bit for bit.
 
 Healthy runs must report nothing. Some run on an otherwise idle machine, some beside twice as many busy
 loops as there are cores, some with a step or a save that takes seconds. Others are suspended with all
@@ -87,7 +87,7 @@ def _kinds(trials: Iterable[Record]) -> list[str]:
             continue
         code_counts = Counter(trial.code for trial in tried if trial.code and not trial.wrong)
         codes = ", ".join(f"`{code}`" for code, _ in code_counts.most_common(3)) or {
-            "reason": "`end.json`"
+            "reason": "none; `end.json` gives the reason"
         }.get(kind.expected.severity, "nothing")
         exit_times_s = [trial.gone_s for trial in tried if trial.gone_s is not None]
         slowest = f"{max(exit_times_s):.1f} s" if exit_times_s and not kind.hangs else ""

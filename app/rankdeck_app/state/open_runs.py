@@ -58,7 +58,7 @@ class OpenRuns(QObject):
         return [run for run, _ in self._runs.values()]
 
     def close(self) -> None:
-        """Stop all readers, because the window closes."""
+        """Stop all readers; called when the window is closing."""
         for path in list(self._runs):
             run, _ = self._runs.pop(path)
             run.close()

@@ -232,9 +232,9 @@ def wait_for_relays(
 ) -> None:
     """Wait until everything written so far has been relayed.
 
-    The wait for a process that keeps a stream open without writing is limited to `timeout_s`. With
-    `waits_for_reader`, it then continues for slow relays and readers, but not for further output of a process
-    that never stops writing. Once `is_cancelled` returns True, the wait ends within `_CANCEL_TIMEOUT_S`.
+    The wait for a process that keeps a stream open without writing is limited to `timeout_s`. After that, the
+    function with `waits_for_reader` still waits for slow relays and readers to pass on what has been written,
+    but not for further output. Once `is_cancelled` returns True, the wait ends within `_CANCEL_TIMEOUT_S`.
     """
     deadline = time.monotonic() + timeout_s
     due: dict[StreamRelay, int] = {}

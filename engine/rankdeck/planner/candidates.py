@@ -110,7 +110,7 @@ def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -
 def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
     """Return a sort key for how long planning takes.
 
-    The key is the number of full model runs in a step, then whether there is a process group.
+    The key is how often a step executes the whole model, then whether there is a process group.
     """
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)

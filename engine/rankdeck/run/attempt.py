@@ -261,7 +261,7 @@ class Attempt:
         return self.last_step is not None and step > self.last_step
 
     def cut(self, last: int) -> bool:
-        """Mark the steps after `last` as history, because a later attempt continues after that step.
+        """Mark the steps after `last` as superseded, because a later attempt continues after that step.
 
         Return whether that changes anything.
         """

@@ -68,10 +68,13 @@ _NO_OTHER_TEXTS = (
 none, one or several."""
 _SIMPLEST_TEXTS = (
     tr_noop("It is the simplest of {count} entries with indistinguishable times."),
-    tr_noop("It is the simplest of {count} entries with indistinguishable times; {last} trains differently."),
     tr_noop(
-        "It is the simplest of {count} entries with indistinguishable times; {others} and "
-        "{last} train differently."
+        "It is the simplest of {count} entries with indistinguishable times, not counting {last}, which "
+        "trains differently."
+    ),
+    tr_noop(
+        "It is the simplest of {count} entries with indistinguishable times, not counting {others} and "
+        "{last}, which train differently."
     ),
 )
 

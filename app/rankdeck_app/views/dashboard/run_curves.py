@@ -62,7 +62,7 @@ def _is_in_samples(run: RunView) -> bool:
 def loss_subtitle(run: RunView) -> tuple[str, ...]:
     if not run.is_planned:
         return (
-            (tr("tensor that backward() was called on, sampled"), tr("sampled"))
+            (tr("value of the tensor on which backward() was called, in sampled steps"), tr("sampled"))
             if len(run.state.losses)
             else ("",)
         )

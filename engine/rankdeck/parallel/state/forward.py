@@ -186,7 +186,7 @@ class ForwardState(_StateTracker):
     """
 
     def start(self, samples: Sequence[int]) -> None:
-        """Start a batch that is split into chunks of `samples` samples; chunks of 0 samples are ignored."""
+        """Start a batch split into chunks; chunk i has `samples[i]` samples, and empty chunks are ignored."""
         self._start(samples)
         self._has_inspected = not self._is_inspecting
         # Sums read all weights, so they are taken in inspected batches only.

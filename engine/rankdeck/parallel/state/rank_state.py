@@ -120,7 +120,7 @@ layer is used twice or recomputed."""
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
-    """Merge the final values of chunks of `samples` samples, all of which started from `before`.
+    """Merge the final values of chunks that all started from `before`; chunk i has `samples[i]` samples.
 
     Equal values count once, unless each chunk has added the number of its samples. Floating-point values are
     averaged, weighted by samples; for other values that differ, the first value is kept. Chunks of 0 samples
