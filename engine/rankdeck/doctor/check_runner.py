@@ -157,7 +157,7 @@ def _run_check(check: Check, reading: Connection, writing: Connection, parent: i
             line.seconds = round(time.monotonic() - began_s, 3)
             reported.add(line.name)
             writing.send_bytes(encode(line))
-    # Rows that were already sent keep their verdicts: only the missing ones become "not tried".
+    # Rows that were already sent keep their verdicts: only the missing ones become "skipped".
     except Exception as error:
         why = phrase("The check failed with {error}.", error=f"{type(error).__name__}: {error}")
         for line in skipped_rows((name for name in check.names if name not in reported), why):

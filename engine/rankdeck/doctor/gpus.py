@@ -38,7 +38,7 @@ def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
         listing = query_gpus()
     except MachineError as error:
         yield _no_driver_row(error, pci)
-        yield from skipped_rows(_GPU_ROWS, phrase("Not tried: no GPU driver responds."))
+        yield from skipped_rows(_GPU_ROWS, phrase("Skipped: no GPU driver responds."))
         return
     evidence = [phrase("NVML: driver {version}", version=listing.driver)]
     if listing.simulated:
@@ -47,7 +47,7 @@ def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
         "driver", Verdict.OK, phrase("Driver {version} responds.", version=listing.driver), *evidence
     )
     if not listing.gpus:
-        yield from skipped_rows(_GPU_ROWS, phrase("Not tried: the driver reports no GPUs."))
+        yield from skipped_rows(_GPU_ROWS, phrase("Skipped: the driver reports no GPUs."))
         return
     yield _gpus_row(listing)
     yield _vram_row(listing.gpus)
@@ -251,9 +251,9 @@ def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> Che
 def _peers_row(listing: GpuListing) -> CheckLine:
     gpus = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
     if len(gpus) < 2:
-        return skipped_rows(["peers"], phrase("Not tried: this needs two GPUs."))[0]
+        return skipped_rows(["peers"], phrase("Skipped: this check needs two GPUs."))[0]
     if listing.simulated:
-        return skipped_rows(["peers"], phrase("Not tried: these GPUs are simulated."))[0]
+        return skipped_rows(["peers"], phrase("Skipped: these GPUs are simulated."))[0]
     try:
         # The listing came from another process, so NVML is not initialized in this one.
         pynvml.nvmlInit()

@@ -7,7 +7,7 @@ exists, as a command.
 An example (wrapped here, and without `phrases`, the translatable parts of the texts):
 
     {"kind": "check", "name": "files", "title": "Open files", "verdict": "good",
-     "finding": "A process may open 20000 files.", "evidence": ["RLIMIT_NOFILE: 20000 of at most 20000"],
+     "finding": "A process can open 20000 files.", "evidence": ["RLIMIT_NOFILE: 20000 (hard limit 20000)"],
      "seconds": 0.01}
 """
 

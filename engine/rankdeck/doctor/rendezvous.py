@@ -182,11 +182,11 @@ def check_nccl(python: Path) -> Iterator[CheckLine]:
     try:
         gpus = list_gpus()
     except MachineError as error:
-        yield from skipped_rows(["nccl"], phrase("Not tried: no GPU driver responds."), error.message)
+        yield from skipped_rows(["nccl"], phrase("Skipped: no GPU driver responds."), error.message)
         return
     free = [gpu for gpu in gpus if gpu.is_available]
     if len(free) < 2:
-        why = phrase("Not tried: this check needs two unused GPUs.")
+        why = phrase("Skipped: this check needs two unused GPUs.")
         evidence = phrase("Unused GPUs: {free} of {count} (NVML)", free=len(free), count=len(gpus))
         yield from skipped_rows(["nccl"], why, evidence)
         return
