@@ -1,4 +1,4 @@
-"""Imports, a few at a time between window events, the modules that a run's tab needs, before the first tab is
+"""Imports the modules that a run's tab needs, a few at a time between window events, before the first tab is
 opened."""
 
 from __future__ import annotations

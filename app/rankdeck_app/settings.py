@@ -222,8 +222,8 @@ class Settings(QObject):
     """Setting values by key.
 
     `changed` carries the key of the changed setting. `failed` carries the reason why the file could not be
-    written (the change then lasts until the app ends). `problems` lists, as phrases, the values in the file
-    that were refused and replaced by defaults.
+    written (the change then lasts until the app ends). `problems` lists phrases that say why values in the
+    file were refused and replaced by defaults.
     """
 
     changed = Signal(str)

@@ -165,7 +165,7 @@ def committed_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_file_names(listed: Iterable[str]) -> None:
-    """Check that each name in a COMMIT, from any host, is a checkpoint file's name without a folder.
+    """Check that each name in a COMMIT, even another host's, is a checkpoint file's name without a folder.
 
     Raises:
         ValueError: a name is not that of a checkpoint file.

@@ -246,9 +246,9 @@ class DeviceSample(msgspec.Struct, omit_defaults=True):
     """One reading of one device. A field is None if it was not read this time; its last value remains valid.
 
     `utilisation` (0..1) is the fraction of time that a GPU's SMs or, in a rehearsal, the device's thread was
-    busy. `throttle` contains NVML's bits. `missing` maps each metric without a value to the reason
-    ("unsupported", "error: ..."); {} means that no metric is missing, None that the mapping has not changed.
-    `processes` are all processes that hold memory on the device.
+    busy. `throttle` is NVML's bit mask of throttle reasons. `missing` maps each metric without a value to the
+    reason ("unsupported", "error: ..."); {} means that no metric is missing, None that the mapping has not
+    changed. `processes` are all processes that hold memory on the device.
     """
 
     device: int
@@ -365,7 +365,7 @@ class Observed(Event, tag="observed"):
     `batch_norms` counts the model's batch-norm layers that, in training, normalise over this rank's samples
     alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
     the same digest train on the same samples. `same_epochs` counts the epochs whose sample order was the
-    previous epoch's, as happens if the script does not call set_epoch of its shuffling DistributedSampler.
+    previous epoch's, as happens if the script does not call set_epoch on its shuffling DistributedSampler.
     """
 
     rank: int
@@ -443,7 +443,7 @@ class LossScale(Event, tag="loss_scale"):
 class Evaluation(Event, tag="evaluation"):
     """Evaluation on all held-out samples.
 
-    `loss` is None if no target counts or the loss is not finite; `accuracy` is None if there are no classes.
+    `loss` is None if not finite or if all targets are masked; `accuracy` is None if there are no classes.
     """
 
     step: int

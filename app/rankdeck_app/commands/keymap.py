@@ -53,7 +53,7 @@ class Keymap(QObject):
     """The current keys of each command.
 
     `problem` says what is wrong with keymap.toml, or is None. `failed` carries the reason why the file could
-    not be written; changed keys then last until the app ends.
+    not be written; the changed keys then apply only until the app closes.
     """
 
     changed = Signal()

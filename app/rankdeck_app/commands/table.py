@@ -132,8 +132,8 @@ class CommandTable(QObject):
 
     @contextmanager
     def batch_changes(self) -> Iterator[None]:
-        """Emit `changed` only once, at the end of the context, because each `changed` rebuilds the menus and
-        shortcuts."""
+        """Emit `changed` only once, at the end of the `with` block, because each `changed` rebuilds the menus
+        and shortcuts."""
         with QSignalBlocker(self):
             yield
         self.changed.emit()

@@ -1,4 +1,4 @@
-"""Opens and exports comparisons, lets the user pick their runs, and exports a run's report and weights.
+"""Opens and exports comparisons, lets the user pick runs for them, and exports a run's report and weights.
 
 Every comparison is a tab, with an id such as "compare:1", and keeps its runs across restarts. The current
 comparison is that of the active tab, or else that of the most recently active comparison tab; the side bar
@@ -331,8 +331,8 @@ class Comparisons(QObject):
         self._session.io_thread.submit(lambda: are_weights_outdated(RunDir(run)), on_checked)
 
     def _write(self, file: Path, command: Sequence[str], format_message: Callable[[str], str]) -> None:
-        """Make the engine write a file and show a toast with the result. `format_message` turns the engine's
-        output into the toast's message."""
+        """Make the engine write a file, then show a toast with the result. `format_message` turns the
+        engine's output into the toast's message."""
         call = self._session.engine.call(command, self._session.workspace.folder)
         failure = tr("The file could not be written.")
         self._tabs.report_answer(
@@ -340,7 +340,7 @@ class Comparisons(QObject):
         )
 
     def close(self) -> None:
-        """Release the comparisons when the window closes."""
+        """Close all comparisons; called when the window is closing."""
         for page in filter(isValid, self._pages):
             page.comparing.close()
         self._pages = []
@@ -348,7 +348,7 @@ class Comparisons(QObject):
 
 
 def _action_text(count: int, is_adding: bool) -> str:
-    """Return the action's label for `count` runs; if they are too few, return a request to choose more."""
+    """Return the action's label for `count` runs, or a request to choose more if `count` is too small."""
     if is_adding:
         return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
     if count < MIN_RUNS:

@@ -25,8 +25,8 @@ _FAILED_OUTCOMES = ("failed", "lost")
 
 
 class DesktopNotifications(QObject):
-    """Notifies the user of ended runs while the window is not active, if this window launched the runs or
-    shows them in tabs."""
+    """Notifies the user when a run ends while the window is not active, if this window launched the run or
+    shows it in a tab."""
 
     def __init__(self, window: MainWindow, runs: Runs, tabs: RunTabs) -> None:
         super().__init__(window)

@@ -1,4 +1,4 @@
-"""Shows the machine's GPUs in the frame: status bar, problems, toasts and the Devices tab; also manages the
+"""Shows the machine's GPUs in the status bar, the problem list, toasts and the Devices tab; also manages the
 Doctor tab.
 
 Readings come from state/gpus.py. A problem is listed if a GPU is lost, the driver has reported an error, or

@@ -128,7 +128,7 @@ class Fixes(QObject):
     # The buttons of a problem
 
     def actions_of(self, entry: ListedProblem) -> list[ToastAction]:
-        """Return the buttons' labels and actions, the suggested action first."""
+        """Return the labels and actions of a problem's buttons, the suggested action first."""
         return [*self._owner_actions(entry), *self._fix_actions(entry), *self._run_actions(entry)]
 
     def _owner_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
@@ -207,7 +207,7 @@ class Fixes(QObject):
     # The fix of a run
 
     def button_label(self, run: LiveRun, changes: Changes) -> str:
-        """Return the button's label, such as 'Switch to DDP' or 'Resume with train.accumulate = 2'."""
+        """Return a fix button's label, such as 'Switch to DDP' or 'Resume with train.accumulate = 2'."""
         fix = translate(changes_label(changes))
         if not can_resume(run):
             return tr("Start New Run with {fix}", fix=fix)

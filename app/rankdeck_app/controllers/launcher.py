@@ -190,8 +190,8 @@ class Launcher(QObject):
         self.when_run_trusted(path, partial(self.start_resume, path))
 
     def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
-        """Call `go_on` once the user trusts the code that a run names (see `when_trusted`). If the run cannot
-        be read, show the reason instead."""
+        """Call `go_on` once the user trusts the run's code (see `when_trusted`). If the run cannot be read,
+        show the reason instead."""
 
         def untrusted() -> list[Path]:
             return self._session.trust.untrusted_folders_of_run(path, RunDir(path).config())

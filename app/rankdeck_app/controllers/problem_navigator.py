@@ -55,7 +55,7 @@ class ProblemNavigator:
         ]
 
     def open_location(self, file: Path, line: int, message: str = "") -> None:
-        """Show a line of a file; `message` describes the problem in that line."""
+        """Show a line of a file; `message` describes the problem on that line."""
         if self._editor_command() and self.open_in_editor(file, line):
             return
         from rankdeck_app.views.code_page import CodePage, page_id
@@ -154,7 +154,7 @@ class HangCommands:
         ]
 
     def show_stacks(self, run: Path) -> None:
-        """Collect the stacks of all ranks and open them as a file in the run's logs."""
+        """Write the stacks of all ranks to a file in the run's logs folder, and open the file."""
         toasts, file = self._window.toasts, RunDir(run).logs_folder / "stacks.txt"
 
         def refuse(error: OSError) -> None:

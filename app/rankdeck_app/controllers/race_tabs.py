@@ -126,7 +126,7 @@ class RaceTabs(QObject):
             self._tabs.open(run.path)
 
     def use_winner(self, entry: RaceEntry) -> None:
-        """Set the draft to the winner's strategy and show the launch view."""
+        """Set the draft's strategy to the winner's and show the launch view."""
         choose_line(self._session.draft, entry.predicted)
         self._window.show_activity("launch")
 

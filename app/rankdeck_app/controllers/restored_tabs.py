@@ -1,8 +1,8 @@
 """Reads the runs of restored tabs whose pages are not built yet.
 
 A page is built when it is first shown, but the problems of its run should be visible earlier. So the runs are
-read one after another: the Problems panel lists each run's problems, and the run's tab shows its title and
-outcome. Live runs are followed until their tab is built or closed.
+read before that, one after another: the Problems panel lists each run's problems, and the run's tab shows its
+title and outcome. Live runs are followed until their tab is built or closed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RestoredTabs(QObject):
         ]
 
     def _poll(self) -> None:
-        """Drain the readers, and start reading the next run when the previous one is read."""
+        """Drain the readers, and start reading the next run once the previous one has been read."""
         for path, run in self._acquired_runs.items():
             if run.drain():
                 tone = OUTCOME_TONES.get(run.outcome or "running", "descriptionForeground")

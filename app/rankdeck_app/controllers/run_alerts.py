@@ -74,7 +74,7 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """Check the run for alerts as of the viewed time; show toasts only if the user views the present."""
+        """Check the run for alerts as of the viewed time; show toasts only if that time is the present."""
         followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return
@@ -113,7 +113,7 @@ class RunAlerts(QObject):
         self._session.problems.set(_imbalance_owner(run.run_dir.path), run.title, listed, run.run_dir.path)
 
     def _show_toast(self, run: LiveRun, problem: Problem) -> None:
-        """Show a toast once per live run, with the problem and the strategy that avoids it.
+        """Show a toast with the problem and the strategy that avoids it; called once per live run.
 
         No toast is shown while the Problems panel is visible.
         """

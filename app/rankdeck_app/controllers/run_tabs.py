@@ -1,4 +1,4 @@
-"""Manages run tabs, and what the frame shows of the current run.
+"""Manages run tabs, and the parts of the window's frame that show the current run.
 
 The current run is that of the active tab, or of the most recently active tab that is still open. The output
 panel, the status bar and the device cards follow it. Commands act on the active tab only.
@@ -106,8 +106,8 @@ class RunTabs(QObject):
             self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """Return RUN or RACE, or "" if the folder contains neither. The disk is read only for folders that
-        are not among the known runs, such as those of restored tabs."""
+        """Return RUN or RACE, or "" if the folder contains neither. Folders that are not among the known
+        runs, such as those of restored tabs, are looked up on disk."""
         info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
@@ -224,7 +224,7 @@ class RunTabs(QObject):
         return call
 
     def save_checkpoint(self, path: Path) -> None:
-        """Save a live run's checkpoint after its current step; a toast shows the result."""
+        """Save a checkpoint of a live run after its current step; a toast shows the result."""
         call, toasts = self._session.engine.checkpoint(path), self._window.toasts
         failure = tr("The checkpoint could not be saved.")
         self.report_answer(call, failure, lambda out: toasts.info(checkpoint_saved_text(out)))
@@ -285,7 +285,7 @@ class RunTabs(QObject):
         self._session.problems.set(str(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _show_failure(self, run: LiveRun, outcome: str) -> None:
-        """Switch an open panel to Problems if `run` is the current run and has just failed."""
+        """Switch the panel to Problems if the panel is open and `run` is current and has just failed."""
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return

@@ -91,7 +91,7 @@ class Scripts(QObject):
             self.show(Path(chosen))
 
     def show(self, path: Path) -> None:
-        """Choose a script for Launch and show the form."""
+        """Choose the script at `path` for the next launch, and show the form."""
         self._session.script.set_file(path)
         self._session.script.set_chosen(True)
         self._window.show_activity("launch")

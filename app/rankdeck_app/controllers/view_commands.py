@@ -208,7 +208,7 @@ class AppCommands:
     # What views ask for
 
     def launch(self) -> None:
-        """Launch the script if it is chosen, otherwise the draft."""
+        """Launch the script if a script is chosen, otherwise the draft."""
         if self.session.script.is_chosen:
             self.scripts.launch_form()
         else:

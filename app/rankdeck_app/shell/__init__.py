@@ -1,2 +1,2 @@
-"""The frame of the window, independent of views: window, tabs, palette, panel and toasts. Start with
-window.py."""
+"""The frame of the window, which does not depend on views: main window, tabs, palette, panel and toasts. Read
+window.py first."""

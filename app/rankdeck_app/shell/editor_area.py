@@ -73,9 +73,9 @@ class EditorArea(QWidget):
         """Show the page with that id; build it if necessary, with `factory` or the factory of its kind.
 
         `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
-        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens outside the
-        group that contains the `beside` page. If the page is open only inside that group, it is shown a
-        second time, or moved if it cannot be shown twice.
+        becomes a normal tab once it is opened without `preview`. With `beside`, the requested page opens in a
+        group other than that of `beside`. If it is open only in the group of `beside`, it is shown a second
+        time, or moved if it cannot be shown twice.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close unpinned tabs right of the current tab ("right"), unpinned "others", or "all" tabs."""
+        """Close unpinned tabs "right" of the current tab, unpinned "others", or "all" tabs of its group."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)

@@ -64,7 +64,7 @@ class FrameClock(QObject):
         self._update_timer()
 
     def stop(self) -> None:
-        """Drop all subscribers when the window closes."""
+        """Drop all subscribers; called when the window is closing."""
         if self._has_subscribers():
             self._frame.disconnect()
         self._update_timer()

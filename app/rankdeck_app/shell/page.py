@@ -74,12 +74,12 @@ class Page(QWidget):
     def breadcrumbs(self) -> list[str]:
         """Return the path to the page, outermost part first; an empty list hides the breadcrumbs.
 
-        Emit `title_changed` when the path changes.
+        Subclasses emit `title_changed` when the path changes.
         """
         return []
 
     def tab_actions(self) -> list[PageAction]:
-        """Return the buttons at the right of the tabs. Emit `actions_changed` when they change."""
+        """Return the buttons right of the tabs; subclasses emit `actions_changed` when the buttons change."""
         return []
 
     def save_state(self) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]
 
 
 def _match_item(text: str, item: QuickPickItem) -> FuzzyMatch | None:
-    """Match `text` with the label, or else with the alias; an alias match has nothing to highlight."""
+    """Match `text` against the label, or else the alias; an alias match has nothing to highlight."""
     match = fuzzy_match(text, item.label)
     if match is None and (also := fuzzy_match(text, item.alias)) is not None:
         match = FuzzyMatch(also.score, ())

@@ -51,7 +51,7 @@ class Activity:
 
 
 class SectionHeader(QAbstractButton):
-    """Chevron and title; a click folds the section. Widgets at the right of the title go into `tools`."""
+    """Chevron and title; a click folds or unfolds the section. `tools` takes widgets right of the title."""
 
     def __init__(self, title: str, theme: Theme) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class FormScrollArea(QScrollArea):
 class SideBarView(QWidget):
     """Sections in a scroll area above an optional footer.
 
-    Folded sections are restored after a restart.
+    Sections that the user has folded are folded again after a restart.
     """
 
     def __init__(self, theme: Theme) -> None:

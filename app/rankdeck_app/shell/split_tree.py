@@ -38,7 +38,7 @@ class SplitTree:
         return _collect_groups(self.root)
 
     def insert_beside(self, group: TabGroup, zone: Zone, fresh: TabGroup) -> None:
-        """Insert `fresh` on the side `zone` of `group`; the two share the space that `group` had."""
+        """Insert `fresh` on the `zone` side of `group`; the two share the space that `group` had."""
         sideways = zone in ("left", "right")
         orientation = Qt.Orientation.Horizontal if sideways else Qt.Orientation.Vertical
         after = int(zone in ("right", "bottom"))

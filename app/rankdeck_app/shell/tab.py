@@ -38,8 +38,8 @@ class UnavailablePage(Page):
 class Tab:
     """A tab of the editor.
 
-    `state` is the saved state of the page; title and icon are shown until the page is built. A tab with
-    `preview` has an italic title and is replaced by the next preview that is opened.
+    `state` is the saved state of the page; `title` and `icon` are those shown before the page is built. A tab
+    with `preview` has an italic title and is replaced by the next preview that is opened.
     """
 
     page_id: str

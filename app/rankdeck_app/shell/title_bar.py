@@ -70,7 +70,7 @@ class TitleBar(QWidget):
         self.rebuild()
 
     def set_command_center_text(self, text: str) -> None:
-        """Set the text of the command centre; the text is the name of the workspace."""
+        """Set the text of the command centre, usually the name of the workspace."""
         self.command_center.setText(f"  {text}")
 
     def rebuild(self) -> None:
@@ -127,8 +127,8 @@ class TitleBar(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Place the menus at the left, the toggles at the right, and the command centre in the middle of the
-        window or of the free space."""
+        """Place the menus at the left, the toggles at the right, and the command centre between them, as
+        close to the middle of the window as possible."""
         menus = self.menu_bar.sizeHint()
         self.menu_bar.setGeometry(4, (HEIGHT - menus.height()) // 2, menus.width(), menus.height())
         x = self.width() - 10

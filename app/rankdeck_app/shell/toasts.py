@@ -133,7 +133,7 @@ class Toast(QFrame):
         """Set the toast's height to what the text needs, shortening the text to fit `max_height`, and return
         the height.
 
-        If the text is shortened, the tooltip shows all of it.
+        If the text is shortened, the tooltip shows the full text.
         """
         text = self.notification.text
         self._text.setText(text)
@@ -181,7 +181,7 @@ class Toast(QFrame):
 
 
 class Toasts(QObject):
-    """Stack of toasts over `area` (the editor); while `area` is hidden, above `below` (the status bar).
+    """Stack of toasts over `area` (the editor), or above the status bar (`below`) while `area` is hidden.
 
     `history_changed` is emitted after each new notification.
     """

@@ -140,7 +140,7 @@ class MainWindow(QWidget):
     # -- plugging in views --
 
     def start(self) -> None:
-        """Show the last session's side bar view and panel tab, and restore the tabs.
+        """Show the last session's side bar view and panel tab, and restore the editor tabs.
 
         Call this method once all views are registered.
         """

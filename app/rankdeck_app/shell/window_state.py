@@ -30,8 +30,8 @@ def open_window(services: Services) -> MainWindow:
 class WindowState(QObject):
     """Saved state of the window, in window.json, which is read once.
 
-    `restore_frame` runs before the first paint; the tabs are restored when the window starts, because only
-    then are their kinds registered.
+    `restore_frame` runs before the first paint; the editor tabs are restored after the views are added,
+    because their page kinds are not registered before that.
     """
 
     def __init__(self, window: MainWindow, path: Path) -> None:

@@ -23,7 +23,7 @@ _RESTART_TOAST_KEY = "later"
 
 @contextmanager
 def apply_zoom(zoom: float) -> Iterator[None]:
-    """Set Qt's scale factor while the QApplication is made; processes started later do not inherit it."""
+    """Set Qt's scale factor while the QApplication is created; processes started later do not inherit it."""
     # The zoom multiplies a factor that the user has set.
     before = os.environ.get(SCALE_FACTOR_ENV)
     try:

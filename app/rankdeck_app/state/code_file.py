@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: since the error occurred, it may
-have been replaced by something else, such as a pipe."""
+"""Read a code file named in a traceback, or report why it cannot be shown: the file may have been replaced
+since the error, for instance by a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run the sampler (`rankdeck devices --follow --json`), a process that reads GPUs; on another host, over ssh.
+"""Run the sampler (`rankdeck devices --follow --json`), a process that reads GPU metrics, locally or over
+ssh.
 
 A separate process queries the driver, because NVML calls can block and have crashed when a GPU was lost. If
 the process ends or is silent for too long, it is restarted after a pause that doubles each time. If there is
@@ -23,8 +24,8 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 STABLE_AFTER_S = 60.0
 """Lifetime of a sampler process after which the restart pause is reset to its minimum."""
 HANG_TIMEOUT_S = 30.0
-"""Silence after which the sampler is killed: while there are devices, a working sampler is never silent for
-so long, even if the driver hangs."""
+"""Time without output after which the sampler is killed: while there are devices, a working sampler is never
+silent for that long, even if the driver hangs."""
 EXIT_NO_DRIVER = 3
 _COMMAND = ("devices", "--follow", "--json")
 

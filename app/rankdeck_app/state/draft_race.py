@@ -177,7 +177,7 @@ def read_race_snapshot(folder: RaceDir) -> RaceSnapshot:
 
 
 class RaceMonitor(QObject):
-    """Monitor of a race directory; `changed` is emitted when something new was read.
+    """Monitor of a race directory; `changed` is emitted when new data has been read.
 
     Nothing is read before `set_active(True)`, nor after the race is over.
     """

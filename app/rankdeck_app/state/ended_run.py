@@ -60,7 +60,7 @@ class EndedRun(QObject):
 
 
 def make_report(at: RunRef, state: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
-    """Build the report of an ended run; the HTML page shows the same report.
+    """Build the report of an ended run, with the same content as the HTML page of `rankdeck report`.
 
     Raises:
         OSError: the run directory cannot be read.

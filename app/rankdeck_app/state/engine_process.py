@@ -180,7 +180,7 @@ class EngineCall(QObject):
 
 
 class EngineStream(EngineCall):
-    """A command with continuous output: `lines_received` carries whole lines, before `finished`."""
+    """A command with continuous output: `lines_received` carries whole lines; `finished` is emitted last."""
 
     lines_received = Signal(list)
     _partial_line = b""
@@ -289,7 +289,7 @@ def _parse_started_run(out: str) -> _StartedRun | None:
 
 
 class Engine(QObject):
-    """Starts engine commands. `python` is read at each start, so a changed setting applies at once."""
+    """Runner of engine commands. `python` is read at each start, so a changed setting applies at once."""
 
     def __init__(
         self, launch_folder: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None

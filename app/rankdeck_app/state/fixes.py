@@ -1,8 +1,8 @@
 """Plans of a run's fixes: the fix under the pointer, and all fixes of a run that ran out of memory.
 
 A fix is planned when the user points at it, before it is applied: the planner gets the run's configuration
-with the changes, on the run's own devices, and its prediction is shown next to the run's memory bars. Only
-one fix is shown at a time.
+with the fix's changes and the run's own devices, and its prediction is shown next to the run's memory bars.
+Only one fix is shown at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FixPlans(PlannerClient):
             run.set_fix_plan(None)
 
     def remove_run(self, run: LiveRun) -> None:
-        """Forget a run that is closed."""
+        """Forget a run that has been closed."""
         if self._run is run:
             self._hover_timer.stop()
             self._run = None

@@ -206,7 +206,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Set the reason why there is nothing to show, which may be temporary or final."""
+        """Set the reason, temporary or final, why there is nothing to show."""
         # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()

@@ -1,9 +1,9 @@
-"""A live run: the state read so far from its directory, updated in steps of a few milliseconds.
+"""A live run: the state read so far from its directory, updated for a few milliseconds at a time.
 
-A reader thread (run_tail.py) follows the event files. `drain` applies what the thread has read to the
-engine's run state (rankdeck.run.run_state) on the UI thread within a time budget, and returns what changed.
-Reading always starts at the beginning of the files, so a restarted app gets every event once. Unknown values
-are None.
+A reader thread (run_tail.py) follows the event files. On the UI thread, `drain` applies the thread's updates
+to the engine's run state (rankdeck.run.run_state) within a time budget, and returns what changed. Reading
+always starts at the beginning of the files, so a restarted app gets every event once. Unknown values are
+None.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _step_line(event: events.Steps) -> OutputLine | None:
 class OutputTail(threading.Thread):
     """Thread that follows a run until `stop`.
 
-    Another thread can pop `lines`; beyond the model's limit, the oldest lines are dropped.
+    Another thread can pop lines from `lines`; beyond the model's limit, the oldest lines are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -253,8 +253,7 @@ class OutputTail(threading.Thread):
 
 
 def _visible_text(raw: bytes) -> str:
-    """Return the part of a line that would remain visible in a terminal, without overwritten text and
-    colours."""
+    """Return the part of a line that a terminal would still show, without colours or overwritten text."""
     last = raw.rstrip(b"\r").rpartition(b"\r")[2]
     return _ANSI_ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 

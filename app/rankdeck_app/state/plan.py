@@ -43,7 +43,7 @@ _IRRELEVANT_KEYS = {
 
 @dataclass
 class PlanRow:
-    """A strategy with its options: answered by `line`, failed because of `failure`, or pending."""
+    """Row of a strategy and its options: the answer in `line`, or a `failure`; pending if it has neither."""
 
     strategy: str
     label: str
@@ -215,7 +215,7 @@ class DraftPlan(PlannerClient):
         self._request_soon()
 
     def _check_trust(self, then: Callable[[], object]) -> None:
-        """Check whether the user's own code in the draft, if any, is trusted, and then call `then`."""
+        """Check whether any user code in the draft is trusted, and call `then` whatever the result."""
         config = self._draft.plan_config
         if config is None or not config.user_code():
             then()

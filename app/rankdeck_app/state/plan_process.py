@@ -1,5 +1,5 @@
-"""Requests to the planner: `rankdeck plan FILE --json`, each in its own process, which prints lines as they
-are planned.
+"""Requests to the planner: `rankdeck plan FILE --json`, each in its own process, which prints each plan line
+as soon as it is ready.
 
 Planning keeps a core busy for seconds, so it runs at low priority next to training. The planner plans each
 strategy in a child process. The planner's process leads a session, so that its children are killed with it.
@@ -33,7 +33,7 @@ from rankdeck_app.state.workspace import Workspace
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
-"""Long timeout, because verifying takes two steps over whole batches and the user can cancel it."""
+"""Long timeout, because verifying trains for two steps on whole batches and the user can cancel it."""
 _TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 
@@ -181,7 +181,7 @@ class PlannerClient(QObject):
             self._process = None
 
     def _abort_processes(self) -> None:
-        """Stop all requests because this object is being closed, and wait for their processes to end."""
+        """Stop the request, if any, and wait for all processes of this object to end; called by `close`."""
         self._stop_process()
         for process in self.findChildren(PlanProcess):
             # A closing window does not wait as long as `abort` does for a command that has ranks.

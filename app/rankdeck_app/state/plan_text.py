@@ -1,4 +1,4 @@
-"""Format a plan's answers for the footer, the rows and the tooltips."""
+"""Format plan lines (run/plan_lines.py) for the footer, the rows of strategies and the tooltips."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A comparison of runs: its runs, the baseline, and their metrics side by side.
 
 Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame; the few
-milliseconds that it spends on the readers' data are divided among the runs. The state is saved as plain data
+milliseconds that it spends on applying new data are divided among the runs. The state is saved as plain data
 and restored after a restart.
 """
 
@@ -98,7 +98,7 @@ class RunComparison(QObject):
         self.runs_changed.emit()
 
     def drain(self) -> bool:
-        """Apply the readers' data and update the metrics of one run; return whether there are new losses."""
+        """Apply all runs' new data and update one run's metrics; return whether there are new losses."""
         changed = RunChange.NOTHING
         for run in self.runs:
             # The budget is shared, so a frame of many runs takes no longer than that of one run.
@@ -220,6 +220,6 @@ class ComparisonRun(LiveRun):
 
     @property
     def other_attempts(self) -> list[int]:
-        """The attempts with events; empty if there is only one."""
+        """The numbers of all attempts with events; empty if there is only one attempt."""
         numbers = list(self.state.attempts)
         return numbers if len(numbers) > 1 else []

@@ -69,7 +69,7 @@ class RunView:
 
     @property
     def total_s(self) -> float | None:
-        """Seconds from the start to now, or to the end of an ended run, regardless of the viewed time."""
+        """Seconds from the start to the present, or to an ended run's end, regardless of the viewed time."""
         return self.since_start_s
 
     @property
@@ -152,8 +152,8 @@ class RunView:
 
     @property
     def problems(self) -> list[Problem]:
-        """The reported problems, and those that occurred while events were written or read, in the window's
-        language.
+        """The problems, in the window's language: those reported, and those that occurred while events were
+        written or read.
 
         A hang is included only while it lasts.
         """
@@ -252,7 +252,7 @@ class RunView:
 
     @property
     def since_start_s(self) -> float | None:
-        """Seconds from the start to now, or to the end if the run has ended: the extent of time axes."""
+        """Seconds from the start to `now`, or to the end if the run has ended: the extent of time axes."""
         started = self.started_at
         if started is None:
             return None

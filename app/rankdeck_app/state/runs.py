@@ -42,8 +42,8 @@ REPORT_INTERVAL_S = 0.5
 class _Scanner(QObject):
     """Scanner object that lives in the scan thread.
 
-    `infos_found` carries the list when it has changed, and the number of runs with unread rows. Between two
-    scans, the scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
+    `infos_found` carries the changed list and the number of runs with unread rows. Between two scans, the
+    scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
     """
 
     infos_found = Signal(list, int)

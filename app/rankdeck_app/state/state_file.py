@@ -96,8 +96,8 @@ class RecentComparisons(QObject):
         return {"recent": [list(map(str, refs)) for refs in self.comparisons]}
 
     def add(self, ats: Sequence[RunRef], before: Sequence[RunRef] = ()) -> None:
-        """Add the comparison of the runs `ats`, unless there are too few runs. This comparison replaces the
-        one of the runs `before`, which the same page showed previously."""
+        """Add a comparison of the runs `ats`, unless there are too few runs. It replaces the comparison of
+        the runs `before`, which the same page showed previously."""
         fresh = tuple(ats)
         if len(fresh) < MIN_RUNS or (self.comparisons and self.comparisons[0] == fresh):
             return

@@ -55,8 +55,8 @@ class RunnableConfig:
 
 
 class StepMovement(PlannerClient):
-    """Data that a strategy moves in one step. `changed` is emitted when the timeline, the planning state or
-    the problem that prevents a drawing changes."""
+    """Data that a strategy moves in one step. `changed` is emitted when `timeline`, `is_planning` or
+    `problem` (the reason why no step is drawn) changes."""
 
     changed = Signal()
 
@@ -261,8 +261,8 @@ def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: i
 def make_runnable(
     draft: Draft, card: StrategySpec, options: Mapping[str, Any], devices: str | None
 ) -> RunnableConfig:
-    """Return the draft's configuration with this strategy, after applying the fixes that its problems
-    offer."""
+    """Return the draft's configuration with the strategy `card`, after applying the fixes that the
+    configuration's problems offer."""
     # Fixes are applied to a copy: nothing is written into the draft.
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}

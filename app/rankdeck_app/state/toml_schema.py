@@ -184,7 +184,7 @@ def _field(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> OptionField | None
 
 
 def _is_header(field: OptionField) -> bool:
-    """Check whether a field is written as a table header; the optimizer and the schedule are written in one
+    """Check whether a field is written as a table header; the optimizer and the schedule are written on one
     line instead."""
     return field.kind == "table" and field.name not in ("optimizer", "schedule")
 

@@ -47,8 +47,8 @@ class Trust:
     def untrusted_folders_of_run(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
         """Return the untrusted folders that the configuration of an existing run names.
 
-        If the user never started that configuration, the run directory itself is included, because the author
-        of the configuration chose the code and its arguments.
+        If the user has not agreed to execute that configuration's code, the run directory itself is included,
+        because the author of the configuration chose the code and its arguments.
         """
         return self.untrusted_folders(
             [*config.code_folders(), *([] if has_config_consent(config) else [run])]

@@ -1,9 +1,9 @@
 """Provides the current theme: colours by VS Code id, fonts, icons, and the look of plain Qt widgets.
 
 Fusion draws the widgets; a QPalette provides most colours, one small style sheet (qss.py) the rest. Widgets
-that paint themselves call `color` and repaint on `changed`. Changing a theme repolishes every widget
-(hundreds of ms at 700 widgets), so nothing else sets a style sheet: use the object names and properties that
-qss.py lists.
+that paint themselves call `color` and repaint on `changed`. Setting the app's style sheet repolishes every
+widget (hundreds of ms for 700 widgets), so only `Theme` sets a style sheet: elsewhere, use the object names
+and properties that qss.py lists.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def parse_jsonc(text: str) -> Any:
     """Parse JSON as VS Code writes it: with // and /* */ comments and trailing commas.
 
     Raises:
-        ValueError: invalid JSON; a json.JSONDecodeError names the line.
+        ValueError: the text is not JSON; a syntax error is a json.JSONDecodeError, which names the line.
     """
     # Strings are matched too, and kept: the // in a URL starts no comment.
     bare = _COMMENT.sub(lambda match: match[1] or " ", text)

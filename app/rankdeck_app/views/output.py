@@ -42,7 +42,7 @@ _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "di
 
 
 class _LineDelegate(ListRowDelegate):
-    """Paints time, [rank 0] and text in a monospace font, and highlights search matches."""
+    """Paints a line's time, source ("[rank 0]") and text in monospace, and highlights search matches."""
 
     search: LineSearch | None = None
 
@@ -94,8 +94,8 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run. `set_path` sets the run, whose output is followed while the view is visible; None
-    shows nothing."""
+    """Output of a run, followed while the view is visible. `set_path` sets the run's folder; None empties the
+    view."""
 
     follow_changed = Signal(bool)
     name_changed = Signal(str)
@@ -211,7 +211,7 @@ class OutputView(QWidget):
             self._timer.start()
 
     def close_tail(self) -> None:
-        """Stop the reader thread because another run is shown or the window closes."""
+        """Stop the reader thread; called when another run is shown or the window is closing."""
         self._timer.stop()
         if self._tail is not None:
             self._tail.stop()

@@ -42,7 +42,7 @@ MAX_ROWS = 100
 MAX_LINKS = 3
 MAX_EVIDENCE = 5
 _LOCATION = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
-"""Matches a location in any language: the word before the number means "line"."""
+"""Matches a location in a message in any language; the word before the line number means "line"."""
 
 FindActions = Callable[[ListedProblem], list[ToastAction]]
 OpenCode = Callable[[Path, int, str], object]
@@ -197,7 +197,7 @@ class ProblemRow(QWidget):
         return row(link, (code_label, 1), spacing=12)
 
     def _add_traceback(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
-        """Add the last output lines of the rank, folded behind a button if a line of user code is shown."""
+        """Add the last output lines of the problem's rank, folded behind a button if user code is shown."""
         self.traceback_block = TextBlock(theme, lines, tr("Last output lines of the rank"))
         if self.code_lines:
             self.traceback_button = push_button(

@@ -1,4 +1,4 @@
-"""The Runs side bar: every run, newest first, with a search and a context menu.
+"""The Runs side bar: every run, newest first, with a search field and a context menu.
 
 Like the Runs page (runs_page.py), it emits signals and does not change any run itself.
 """

@@ -1,4 +1,4 @@
-"""The Runs page: every run in a table, with a search, groups and a context menu.
+"""The Runs page: every run in a table, with a search field, groups and a context menu.
 
 The page emits signals, and controllers/run_lists.py acts on them. The table's layout is a JSON value that is
 kept across restarts.
@@ -187,7 +187,7 @@ class RunsPage(Page):
         self.search.selectAll()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Handle keys in the search: Down and Enter move to the table, Escape clears the text."""
+        """Handle keys in the search field: Down and Enter move to the table, Escape clears the text."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             key = Qt.Key(event.key())
             if key in (Qt.Key.Key_Down, Qt.Key.Key_Return, Qt.Key.Key_Enter):

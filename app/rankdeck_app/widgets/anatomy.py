@@ -54,7 +54,7 @@ class AnatomyRow:
 class AnatomyData:
     """Phases of every device in the step from `start_s` to `end_s`.
 
-    If `is_pipeline` is set, gaps count as pipeline bubble. If `is_over` is set, no further step will be
+    If `is_pipeline` is set, gaps count as pipeline bubbles. If `is_over` is set, no further step will be
     sampled.
     """
 
@@ -235,8 +235,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
             paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def _legend(self) -> list[LegendEntry]:
-        """Return legend entries for the phases and the gap. Their weights ensure that the shortest phases are
-        left out first."""
+        """Return legend entries for the phases and for gaps. Their weights ensure that the shortest phases
+        are left out first."""
         totals: dict[str, float] = {}
         for row in self.data.rows:
             for span in row.spans:

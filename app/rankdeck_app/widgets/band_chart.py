@@ -32,7 +32,7 @@ _MAX_LABEL_DISTANCE_PX = 48.0
 # With fewer visible samples than this, each one gets a dot: the line between two of them is not measured.
 _MAX_MARKED_SAMPLES = 40
 _X_PADDING = 0.012
-"""Padding around the samples, as a share of the x range, so that dots at the ends are not cut."""
+"""Padding around the samples, as a share of the x range, so that dots at the ends are not cut off."""
 FindPosition = Callable[[float], tuple[float, float] | None]
 """Returns the position of a label with the given width in pixels; None if there is no room."""
 

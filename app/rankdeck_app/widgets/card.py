@@ -1,8 +1,8 @@
 """Dashboard card: a rounded frame around one chart, with a title, a muted subtitle and the data source.
 
-An expensive body is built on first access. The card implements the actions of every chart: copy as a picture,
-and export as PNG, SVG and CSV (card_export.py; the card's creator provides the rows). A body paints its own
-background, so that a live chart never repaints the frame around it.
+The chart is the card's body, built on first access if it is expensive. The card implements the actions of all
+charts: copy as a picture, and export as PNG, SVG and CSV (card_export.py; the card's creator provides the
+rows). A body paints its own background, so that a live chart never repaints the frame around it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ChartCard(QWidget):
     """A titled frame around a chart.
 
     `body` may be a function that builds the widget; `body_built` then carries the result. `csv_rows` returns
-    the header row and the data rows of the CSV export. `maximise_requested` is emitted on a double click on
-    the header or on Enter. `menu_requested` carries the menu, to which listeners may add items.
+    the header row and the data rows of the CSV export. `maximise_requested` is emitted when the user presses
+    Enter or double-clicks the header. `menu_requested` carries the menu, to which listeners may add items.
     `style_changed` is emitted when the user changes how the chart is drawn. `export_requested` carries the
     card and one of `file_kinds`.
     """

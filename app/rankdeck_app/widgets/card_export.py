@@ -29,7 +29,7 @@ INTEGER_FORMAT, SHORT_FORMAT = "{:.0f}".format, "{:.6g}".format
 
 @dataclass(frozen=True)
 class CsvColumn:
-    """A column of numbers that no other code modifies, with the function that formats each number."""
+    """A column of numbers, which must not be modified later, with the function that formats each number."""
 
     values: NDArray[Any]
     format: Callable[[float], str] = SHORT_FORMAT
@@ -43,7 +43,7 @@ class CsvColumn:
 
 
 class CsvRowBlock:
-    """Rows that are formatted when they are written. A cell is a column, or a value that all rows share."""
+    """Rows that are formatted on writing; each of `cells` is a CsvColumn or a value repeated in every row."""
 
     def __init__(self, *cells: object) -> None:
         self._cells = cells

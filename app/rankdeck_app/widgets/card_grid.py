@@ -2,8 +2,8 @@
 
 Cards are distributed evenly across the rows in their order, so the last row is as full as the first, and the
 edges of all rows align to the same columns. The height of a row of device cards depends on the number of
-devices; curves share the remaining height. The page scrolls only when a card would otherwise be shorter than
-its minimum height.
+devices; rows of curves share the remaining height. The page scrolls only when a card would otherwise be
+shorter than its minimum height.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""Height in pixels. If no row of device cards prefers a greater height, these rows together get at most the
-share of the page that they would have if all rows were equally high."""
+"""Height in pixels. If the preferred height of every row of device cards is at most this, these rows together
+get at most the height that they would have if all rows of the grid were equally high."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 

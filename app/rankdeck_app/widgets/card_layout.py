@@ -54,7 +54,7 @@ class ArrangeableGrid(CardGrid):
 
     @property
     def active_name(self) -> str:
-        """Name of the active card, or of the first visible card if none has had the focus; "" if no card is
+        """Name of the active card if it is visible, else of the first visible card; "" if no card is
         visible."""
         names = self.visible_names
         return self._last_active_name if self._last_active_name in names else next(iter(names), "")

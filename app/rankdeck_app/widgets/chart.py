@@ -29,8 +29,7 @@ class Chart(QWidget, Generic[ChartData]):
     """A painted widget that shows one set of data; `name` is its accessible name."""
 
     is_opaque = True
-    """Whether the chart paints the card's background itself, so that Qt need not paint the widgets below it.
-    """
+    """Whether the chart itself paints the card's background, so that Qt need not paint widgets behind it."""
 
     def __init__(self, theme: Theme, data: ChartData, name: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Text field for code with line numbers, muted syntax colours, and marks on the current and on faulty lines.
+"""Text field for code with line numbers and muted syntax colours; the current and faulty lines are marked.
 
 toml_editor.py extends it for editing; code_page.py uses it to show a file.
 """
@@ -245,8 +245,8 @@ _TOKEN_COLORS = {
 class CodeLanguage:
     """Token pattern of a language.
 
-    The pattern's groups are named after the keys of _TOKEN_COLORS; the group `long` opens a string that can
-    span several lines.
+    The pattern's groups are named after keys of _TOKEN_COLORS, except `long`, which matches the opening
+    quotes of a string that can span several lines.
     """
 
     tokens: re.Pattern[str]
@@ -313,10 +313,11 @@ class CodeHighlighter(QSyntaxHighlighter):
                 start = match.end()
 
     def _highlight_multiline_string(self, text: str, start: int, quotes: int) -> int:
-        """Highlight a multiline string from `start` and return its end.
+        """Highlight the part of a multiline string in `text` from `start` on, and return the end of that
+        part.
 
         `quotes` is the index in _MULTILINE_QUOTES of the quotes that delimit the string; if it is negative,
-        there is no such string.
+        highlight nothing and return `start`.
         """
         self.setCurrentBlockState(0)
         if quotes < 0:

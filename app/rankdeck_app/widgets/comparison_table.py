@@ -29,8 +29,8 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """A value of one run. `detail` is shown smaller below the text; `tooltip` has the text that does not
-    fit."""
+    """A value of one run. `detail` is shown smaller below the text; if `tooltip` is empty, the tooltip shows
+    the text."""
 
     text: str
     detail: str = ""

@@ -70,7 +70,7 @@ def tool_button(theme: Theme, icon: str, tooltip: str, on_click: Callable[[], ob
 
 
 class CheckBox(QCheckBox):
-    """A check box with its text at the right."""
+    """A check box with its text on the right."""
 
     def __init__(self, theme: Theme, text: str = "") -> None:
         super().__init__(text)

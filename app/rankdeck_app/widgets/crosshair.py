@@ -122,7 +122,7 @@ def place_readout(
     """Return the text, split into lines if necessary, and its box beside the cursor.
 
     The box is inside the view if it fits there, else inside the window. It takes the position (right or left,
-    above or below) at which it covers the least of the drawing.
+    above or below) at which it covers the least of `curves` and `taken`.
     """
     wordings = text, text.replace(PART_SEPARATOR, "\n")
     for room in (view, window):

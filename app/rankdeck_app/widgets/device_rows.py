@@ -1,4 +1,4 @@
-"""Layout of a chart with one row per device: names at the left, a plot with a common scale, numbers at the
+"""Layout of a chart with one row per device: names on the left, a plot with a common scale, numbers on the
 right.
 
 It is readable with 1 to 16 devices: thin rows have smaller text, and if rows are very thin, only every second
@@ -24,8 +24,8 @@ class HostLabels:
     The host names are left out if the run has only one host or if any of them does not fit; device names then
     keep their host prefix.
 
-    `hosts` has the host of each row, `row_height` is in pixels. `names` are the row names to show, `width` is
-    the width in pixels that the host names take at the left.
+    `hosts` has the host of each row; `row_height` is in pixels. `names` are the row names to show; `width` is
+    the width in pixels that the host names take up on the left.
     """
 
     def __init__(self, labels: Sequence[str], hosts: Sequence[str], row_height: float) -> None:

@@ -57,7 +57,7 @@ def option_label(name: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as field text: 0.0003 stays 0.0003, 1e-08 stays 1e-08, a list is separated by commas."""
+    """Return a value as field text: 0.0003 stays 0.0003, 1e-08 stays 1e-08, commas separate list items."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -93,7 +93,7 @@ class Field(QWidget):
 
     edited = Signal(object)
     _mark_gap = 6
-    """Pixels between the problem mark and the right edge."""
+    """Gap in pixels between the problem mark and the right edge of the field."""
 
     def __init__(self, row: FormRow, theme: Theme, editor: QWidget) -> None:
         super().__init__()
@@ -216,8 +216,8 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class FormLine(QWidget):
-    """A label, its editor, and below them the problem. `trailing` are widgets or layouts to the right of the
-    editor."""
+    """A label, its editor, and the problem's text below the editor. `trailing` are widgets or layouts to the
+    right of the editor."""
 
     def __init__(
         self,

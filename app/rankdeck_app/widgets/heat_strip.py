@@ -1,7 +1,7 @@
 """Heat strip of device utilisation over the last minute: a row per device, a column per reading.
 
-The current value is at the right. A reading applies to its whole interval and is drawn as a step, never
-smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never
+Each device's current value is on the right. A reading applies to its whole interval and is drawn as a step,
+never smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never
 measured. Intervals without a reading have the card's colour.
 """
 
@@ -166,7 +166,7 @@ class HeatStrip(Chart[HeatStripData]):
             paint_text(painter, where, self.data.time_label(share), self._colors.axis, 10, align)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the device, time and reading at a point; empty outside the strips."""
+        """Return the device, time and reading at a point; empty outside the strip."""
         rows, shares = self._make_rows(), self.data.shares
         strip = rows.plot
         if shares is None or not strip.contains(x, y):

@@ -23,7 +23,7 @@ _LINES_TOP = _BAR_HEIGHT + 8
 
 @dataclass(frozen=True)
 class Holder:
-    """One line. `kind` selects the colour of its segment: a kind from chart_colors.py, "driver" or "free"."""
+    """A memory holder. `kind` sets its segment's colour: a kind from chart_colors.py, "driver" or "free"."""
 
     kind: str
     name: str

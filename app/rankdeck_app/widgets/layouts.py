@@ -58,7 +58,7 @@ def row(
 def column(
     *parts: LayoutPart, on: QWidget | None = None, margins: Margins = NO_MARGINS, spacing: int = -1
 ) -> QVBoxLayout:
-    """Lay out parts below each other and return the layout; the parameters are those of `row`."""
+    """Lay out parts from top to bottom and return the layout; `on` and `spacing` work as in `row`."""
     layout = QVBoxLayout()
     _add_parts(layout, on, parts, margins, spacing, NO_ALIGNMENT)
     return layout

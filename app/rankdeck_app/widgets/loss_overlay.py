@@ -1,5 +1,5 @@
-"""Losses of several runs over steps, time or samples: for each run, a dashed average with a letter, and faint
-raw losses.
+"""Losses of several runs over steps, time or samples: for each run, a dashed average line with a letter, and
+faint raw losses.
 
 It draws a limited number of points per curve, so a million steps cost as much as a thousand.
 """
@@ -170,8 +170,8 @@ class LossOverlay(ZoomPlot):
 
 
 def _thin_line(line: LossCurve) -> LossCurve:
-    """Return the curve with only every n-th point of its averaged line: a dashed line with many points takes
-    a second to draw."""
+    """Return the curve with its average thinned to a few hundred points, because a dashed line with many
+    points takes a second to draw."""
     step = max(1, len(line.average_x) // _AVERAGE_POINTS)
     if step == 1:
         return line

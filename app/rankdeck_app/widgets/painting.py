@@ -22,7 +22,7 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 CENTER = Qt.AlignmentFlag.AlignCenter
 _ONE_LINE = int(Qt.TextFlag.TextSingleLine)
 DATA_ROLE = int(Qt.ItemDataRole.UserRole)
-"""Item role under which a model returns the object of a row, for delegates."""
+"""Item role under which a model returns the object that a delegate paints."""
 
 Index = QModelIndex | QPersistentModelIndex
 chart_font = Theme.font

@@ -109,8 +109,8 @@ class _BottomAxis(pg.AxisItem):
 
 
 class TimeAxis(_BottomAxis):
-    """Axis of seconds since the start of the run, such as 0:40, 12:00 or 1:30:00; if `now_s` is set, the
-    labels are ages, such as -40 s or now."""
+    """Axis of seconds since the start of the run, with labels such as 0:40, 12:00 or 1:30:00; if `now_s` is
+    set, the labels are ages, such as -40 s or now."""
 
     now_s: float | None = None
 
@@ -189,8 +189,7 @@ def log_ticks(low: float, high: float, size: float) -> list[float]:
 
 
 class ValueAxis(pg.AxisItem):
-    """Axis with a few plain numbers. Only the topmost number shows the unit, which saves space in a small
-    card."""
+    """Axis with a few plain numbers. Only the topmost shows the unit, to save space in small charts."""
 
     unit = ""
     is_log = False

@@ -47,8 +47,8 @@ class RunColumn:
 
     `value` returns the sort value, None if unknown. `group` returns a run's group, which by default is based
     on the run's value and text; `groups` returns all groups of a run if it can be in several. `is_number`
-    columns are right-aligned and, at first, sorted in descending order. `title` and `meaning` are marked for
-    translation.
+    columns are right-aligned; the first click on one sorts in descending order. `title` and `meaning` are
+    marked for translation.
     """
 
     key: str

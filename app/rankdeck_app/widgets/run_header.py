@@ -45,7 +45,7 @@ class RunHeader(QHeaderView):
         self._is_restoring = False
         self.setFont(theme.font(11))
         self._content_widths: dict[int, float] = {}
-        """Width in pixels of the widest text that each column has had so far."""
+        """Width in pixels that each column's widest text so far needs; 0 if all texts are empty."""
         self._visibility = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._default_width(at) for at in range(len(COLUMNS))}
         """Column widths, including those of hidden columns."""

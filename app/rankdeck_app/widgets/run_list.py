@@ -179,8 +179,8 @@ def title_text(info: RunInfo) -> str:
 
 
 def folder_breadcrumbs(name: str) -> list[str]:
-    """Return the date and name, such as ['2026-11-24', 'gpt-dp-3f2a'], of a run directory named by date, time
-    and name."""
+    """Return the parts of a run directory's name without its time, such as ['2026-11-24', 'gpt-dp-3f2a']; a
+    name without a date is the only part."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 8 or not stamp.isdigit():
         return [name]
@@ -258,8 +258,7 @@ class RunDelegate(ListRowDelegate):
         tone: QColor,
         px: int,
     ) -> None:
-        """Paint the number `right` at the right end, and before it the text `left`, elided to the remaining
-        width."""
+        """Paint the text `right` at the right end and, before it, `left` elided to the remaining width."""
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
         used = text_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)

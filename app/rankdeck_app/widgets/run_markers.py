@@ -17,7 +17,7 @@ _RUN_COLORS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rank
 
 
 def run_color(theme: Theme, index: int) -> QColor:
-    """Return the tint of a run; light themes replace the palest tint."""
+    """Return the tint of a run; in light themes, another tint replaces the palest one."""
     key = _RUN_COLORS[index % len(_RUN_COLORS)]
     if key == "rankdeck.kind.activations" and theme.is_light:
         key = "rankdeck.kind.gradients"
@@ -44,7 +44,7 @@ def paint_letter(painter: QPainter, theme: Theme, box: QRectF, index: int, *, is
 
 
 def paint_dash(painter: QPainter, theme: Theme, box: QRectF, index: int) -> None:
-    """Paint a sample of the run's curve, centred in a box."""
+    """Paint a line in the style of the run's curve across the middle of a box."""
     painter.setPen(run_pen(theme, index))
     y = box.center().y()
     painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

@@ -1,4 +1,4 @@
-"""Table of runs as a widget: hand-painted rows and group headers, columns that can be shown, moved and
+"""Table of runs as a widget: hand-painted rows and group headers, columns that can be hidden, moved and
 resized.
 
 The name column stays in view during horizontal scrolling. The selection, current row and scroll position stay
@@ -146,7 +146,7 @@ class RunTable(QTableView):
         self._top_path = row.path if isinstance(row, RunInfo) else None
 
     def _restore_selection(self) -> None:
-        """Select the same runs at their new rows."""
+        """Restore the selected rows, the current row and the scroll position after the rows have changed."""
         self._is_restoring = True
         rows_by_key = {row_key(row): at for at, row in enumerate(self.runs.rows)}
         if self._current_key in rows_by_key:

@@ -112,7 +112,7 @@ class Scrubber(QAbstractSlider):
 
     @property
     def line(self) -> tuple[float, float]:
-        """Left and right end of the line, in pixels."""
+        """The x coordinates of the line's left and right ends, in pixels."""
         return _HANDLE_RADIUS + 1, max(
             _HANDLE_RADIUS + 2, self.width() - self._fit_text()[1] - _HANDLE_RADIUS - 1
         )

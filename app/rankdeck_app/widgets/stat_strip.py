@@ -135,7 +135,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full label and the value of a cell whose label is shortened; otherwise empty."""
+        """Return a cell's full label and value if its label is shortened; otherwise, an empty text."""
         for stat, cell in zip(self.data, self._cells, strict=True):
             if cell.contains(int(x), int(y)) and self._is_short and stat.short_label:
                 return f"{stat.label}: {stat.value}"

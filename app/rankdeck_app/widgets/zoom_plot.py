@@ -28,7 +28,7 @@ from rankdeck_app.widgets.plot_axes import ValueAxis
 
 MIN_DRAW_INTERVAL_S = 0.1
 _MIN_X_RANGE = 1.0
-"""Steps, samples or seconds that stay visible at the maximum zoom."""
+"""Width of the x range at the maximum zoom, in steps, samples or seconds."""
 LABEL_MARGIN = 1
 """Margin of a label's background around the text, in pixels."""
 

@@ -41,7 +41,7 @@ class AdoptedConfig:
 
 
 def adopt(run: RunDir, folder: Path) -> AdoptedConfig:
-    """Build a configuration of the observed training, for a file in `folder`.
+    """Build a configuration that reproduces the observed training, to be saved as a file in `folder`.
 
     Raises:
         NotAdoptableError: no configuration can reproduce the training, or too little was observed.

@@ -34,7 +34,7 @@ _LITERAL_KEYWORDS = {"default", "action", "nargs", "const", "choices", "dest", "
 
 
 class ScriptValues:
-    """Evaluator of a script's expressions. `args` are the script's arguments in this run."""
+    """Evaluator of a script's expressions. `args` are the script's arguments in the observed run."""
 
     def __init__(self, source: ScriptSource, args: Sequence[str]) -> None:
         self._options = _parse_options(source, args)

@@ -233,7 +233,7 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return a reference to the call that returns the dataset or a pair that starts with the dataset."""
+    """Return a reference to the callable that returns the dataset, alone or as the first item of a pair."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""

@@ -75,7 +75,7 @@ def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
 
 
 def _backward_targets(script: ScriptFiles) -> list[tuple[ScriptSource, ast.expr]]:
-    """Return the arguments of backward: `loss` in loss.backward() and accelerator.backward(loss)."""
+    """Return the losses to backpropagate: `loss` in loss.backward() and accelerator.backward(loss)."""
     targets = []
     for source, call in script.calls("backward"):
         if call.args and not isinstance(call.args[0], ast.Constant):
@@ -209,7 +209,7 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
 def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
     """Return code for a loss function's (sum, count), built from the script's call.
 
-    Return None unless the call passes two arguments to a loss function, or creates or calls a loss object.
+    Return None unless the call creates or calls a loss object, or passes two arguments to a loss function.
     """
     if has_unpacked_kwargs(call) or any(isinstance(arguments, ast.Starred) for arguments in call.args):
         return None

@@ -99,10 +99,10 @@ class ScriptObservation:
 
 
 def read_script(run: RunDir) -> ScriptConfig:
-    """Read the script from the run's config.toml.
+    """Read the script configuration from the run's config.toml.
 
     Raises:
-        NotAdoptableError: the run was started from a configuration.
+        NotAdoptableError: the run was started from a training configuration.
         ConfigError: the file cannot be read.
     """
     script = run.script()

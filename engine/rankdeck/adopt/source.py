@@ -36,8 +36,8 @@ _HARMLESS = (
 class Assignment(NamedTuple):
     """A value assigned to a name.
 
-    `entry` is an index if only that entry of the value is assigned to the name. `end` is the position (line,
-    column) at which the statement ends.
+    If only one entry of the value is assigned to the name, `entry` is the index of that entry. `end` is the
+    position (line, column) at which the statement ends.
     """
 
     end: tuple[int, int]
@@ -210,8 +210,8 @@ class ScriptSource:
         return self._local_modules[module]
 
     def find_definition(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
-        """Return the definition of a dotted name in this file or a local file; None if neither defines the
-        name."""
+        """Return the definition of a name in this file, or of a dotted name in another local file; None if
+        there is no such definition."""
         module, _, name = dotted.rpartition(".")
         source = self.local_module(module) if module else self
         if source is None or name not in source.definitions:

@@ -47,9 +47,9 @@ def race(
 ) -> Raced:
     """Race all strategies that fit.
 
-    Every strategy that the plan finds to fit (or every strategy in `only`) trains the same number of `steps`
-    from the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are
-    as for `train`.
+    Every strategy that the plan finds to fit (or every strategy in `only`) trains for `steps` steps from the
+    same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as for
+    `train`.
 
     With `wait`, return once the race is over; until then, `progress` prints a line per entry, and Ctrl-C
     stops the race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race
@@ -155,7 +155,7 @@ class Raced:
         return Run(entry_run(self._dir, self._find_entry(label)).path)
 
     def config(self, label: str) -> RunConfig:
-        """Return the configuration that the race was started with, but with an entry's strategy, for `train`.
+        """Return the race's configuration with the strategy of an entry, to be passed to `train`.
 
         A run with this configuration trains for the configuration's full number of steps, not for the race's.
 
@@ -225,13 +225,13 @@ class Raced:
         return self
 
     def check(self) -> Raced:
-        """Return the race itself if no entry failed and no entry's losses differ from the reference for an
-        unknown reason.
+        """Return the race itself unless it was stopped or lost, an entry failed, or an entry's losses differ
+        from the reference for no known reason.
 
         A race that is still running passes.
 
-        Raises: TrainingError: the race was stopped or lost, an entry failed, or an entry's losses differ from
-            the reference for no known reason.
+        Raises:
+            TrainingError: the race does not pass; the error's `problems` are those of the failed entries.
         """
         race = self._read()
         if race.outcome == RUNNING or (race.outcome == "completed" and not race.exit_code):

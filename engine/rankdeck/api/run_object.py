@@ -150,7 +150,7 @@ class Run:
 
     @property
     def loss(self) -> FloatArray:
-        """The loss of each step across all ranks. A script's loss is known for sampled steps only."""
+        """The mean loss of each step over all ranks. A script's loss is known for sampled steps only."""
         return self._arrays.refresh().column("loss")
 
     @property

@@ -26,8 +26,8 @@ def write_atomic(
 ) -> None:
     """Write a temporary file and rename it over `path`: readers see the old contents or the new ones.
 
-    `contents` may be a function that fills the path it receives. A symlink is followed. A device or a pipe
-    (/dev/stdout) is written to directly, because a rename would replace it with a file.
+    `contents` may be a function that writes the file, given its path. A symlink is followed. A device or a
+    pipe (/dev/stdout) is written to directly, because a rename would replace it with a file.
 
     Raises:
         OSError: the folder cannot be created or the file cannot be written. No partial file remains.
@@ -142,7 +142,7 @@ def read_json(path: Path) -> JsonObject:
 
 MAX_FILE_BYTES = 8 << 20
 """Size limit of files that are read whole: an environment, a plan, an exit record. Parsing a JSON file of
-this size may take a second and fifty times as much memory."""
+this size may take a second and fifty times the file's size in memory."""
 MAX_TOML_BYTES = 1 << 20
 """Size limit of a configuration: parsing takes a second for each MiB."""
 

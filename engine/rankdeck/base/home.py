@@ -1,6 +1,6 @@
 """Folders of settings, state and caches: the platform's standard folders, or subfolders of RANKDECK_HOME.
 
-Nothing is created here; the first writer creates a folder.
+No folder is created here; the first function that writes to a folder creates it.
 """
 
 from __future__ import annotations

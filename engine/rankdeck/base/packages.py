@@ -27,8 +27,8 @@ def package_version(name: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all installed packages by normalized name; for duplicates, the version that is
-    imported."""
+    """Return the versions of all installed packages by normalized name; for duplicates, the version that
+    Python would import."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         try:

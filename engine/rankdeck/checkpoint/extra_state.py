@@ -136,8 +136,8 @@ class ExtraState:
 
 
 def join_path(path: str, name: object) -> str:
-    """Return the name of an optimizer's entry, prefixed with the optimizer's path if another optimizer
-    contains it."""
+    """Return the name of an optimizer's entry, prefixed with `path` if another optimizer contains that
+    optimizer."""
     return f"{path}:{name}" if path else str(name)
 
 

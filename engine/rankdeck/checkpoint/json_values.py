@@ -141,8 +141,8 @@ def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as a (..., 2) view of real numbers on the same memory; any other tensor
-    unchanged."""
+    """Return a complex tensor as a view of real numbers, (..., 2), in the same memory; return any other
+    tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

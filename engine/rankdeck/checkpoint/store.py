@@ -112,7 +112,7 @@ class CheckpointStore:
         self._keep = keep
 
     def save(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> int:
-        """Write the state after `step` and return the number of bytes. All ranks call it at the same step.
+        """Write the state after `step`; return the number of bytes. All ranks call this at the same step.
 
         Raises: CheckpointError on all ranks if the checkpoint could not be written; no part of it remains.
         """
@@ -272,9 +272,10 @@ class CheckpointStore:
         return answers
 
     def restore(self, checkpoint: Checkpoint, state: TrainingState) -> RestoreResult:
-        """Load the checkpoint's weights and optimizer state into this rank's state, from any layout.
+        """Load the weights and optimizer state of a checkpoint of any layout into this rank's state.
 
-        Raises: ConfigError if the checkpoint does not fit the model or the optimizer."""
+        Raises: ConfigError if the checkpoint does not fit the model or the optimizer.
+        """
         import rankdeck.checkpoint.sharded  # noqa: F401 - a failure here is not the checkpoint's fault
 
         progress = checkpoint.progress()

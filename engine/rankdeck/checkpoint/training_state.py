@@ -299,8 +299,8 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 def load_state(
     state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], local_values: Mapping[str, Tensor]
 ) -> list[str]:
-    """Load the tensors that were read into `blank`, and the values, into the model and its optimizer; return
-    descriptions of the saved state that has no target in this run."""
+    """Load `values`, `local_values` and the tensors in `blank`, which hold the checkpoint's data, into the
+    model and its optimizer; return descriptions of state that only the checkpoint or only this run has."""
     missing = load_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _group_by_owner(values), _group_by_owner(local_values)
     homeless = set(blank.unexpected)

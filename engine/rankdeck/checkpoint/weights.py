@@ -115,7 +115,7 @@ def save_weights(
     """Write the file atomically (temporary name, fsync, rename) and return its size in bytes.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; no partial file remains.
+        OSError: the disk is full or the folder cannot be written to; no partial file remains.
     """
     data = encode_weights(weights, metadata, extra_state)
     replace_file(path, data, sync=True)

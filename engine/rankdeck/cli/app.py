@@ -219,7 +219,7 @@ def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-    """Print problems as text, or as JSON if it is requested and stdout can be written."""
+    """Print problems as text, or as JSON if that is requested and stdout can be written to."""
     if as_json:
         try:
             # If stdout cannot be written, as on a full disk, the problems are printed as text on stderr.

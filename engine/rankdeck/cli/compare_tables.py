@@ -26,7 +26,7 @@ _AXIS_TEMPLATES = {"step": "step {}", "time": "after {}", "samples": "{} samples
 
 
 def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
-    """Print the whole comparison, but only some values of the loss curves."""
+    """Print the comparison, with each loss curve reduced to a few values."""
     out = console.out()
     out.print(_runs_table(comparison))
     for group in comparison.groups:

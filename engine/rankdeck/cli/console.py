@@ -64,8 +64,7 @@ def err() -> Console:
 
 
 def discard_output(handle: int) -> None:
-    """Redirect a stream to /dev/null, because its reader is gone and Python would flush the stream at
-    exit."""
+    """Redirect to /dev/null a stream whose reader is gone, so that Python's flush at exit does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, handle)
     os.close(null)

@@ -170,7 +170,7 @@ def _total_used_text(processes: Sequence[ProcessUse]) -> str:
 
 
 def print_notice(notice: NoticeLine) -> None:
-    """Print a warning or error notice on stderr, like a problem."""
+    """Print a warning or error notice on stderr, in the format of a problem."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
         console.print_problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))

@@ -151,7 +151,7 @@ def check_output_file(file: Path) -> None:
     """Check that a file can be written at this path, before seconds of work are spent on its contents.
 
     Raises:
-        ConfigError: the path is not a regular file, is "-", or its folder does not exist.
+        ConfigError: the path is "-" or exists but is not a regular file, or its folder does not exist.
     """
     if str(file) == "-":
         raise ConfigError(

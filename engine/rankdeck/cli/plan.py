@@ -1,4 +1,4 @@
-"""`rankdeck plan`: predict each strategy's memory, or compare earlier predictions with measurements."""
+"""`rankdeck plan`: predict each strategy's memory, or compare predictions with past runs' measurements."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def predict_lines(
 
 
 def _print_accuracy(*, trust: bool, as_json: bool) -> int:
-    """Print the prediction's error for every device, in any run, whose peak was measured."""
+    """Print, for every run, the prediction error of each device whose peak was measured."""
     from rankdeck import run_dir
     from rankdeck.cli.plan_tables import accuracy_table, spread_text
 
@@ -202,7 +202,7 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Return the runs, without those whose prediction would execute code that the user has not allowed."""
+    """Return the runs except those whose prediction would execute code that the user has not allowed."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

@@ -1,5 +1,4 @@
-"""Resolve `--devices` and `--capacity` to a plan's target: named GPUs, this machine's GPUs, or a
-rehearsal."""
+"""Resolve `--devices` and `--capacity` to a plan's target: GPU models, existing GPUs, or virtual devices."""
 
 from __future__ import annotations
 
@@ -120,14 +119,14 @@ def _rehearsal_target(config: RunConfig, count: int) -> Target:
 
 
 def _free_host_bytes() -> int:
-    """Return the available memory of this machine, or of its container if the container has less."""
+    """Return this machine's available memory, or the cgroup's remaining memory if that is less."""
     free = psutil.virtual_memory().available
     group = tightest_limit("memory")
     return free if group is None else min(free, group.remaining)
 
 
 def _gpu_target(gpus: list[GpuStatus]) -> Target:
-    """Return the target for GPUs in their current state, without the memory that is already in use."""
+    """Return the target for GPUs in their current state; memory already in use counts as unavailable."""
     devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
     state = "in their current state" if len(gpus) > 1 else "in its current state"

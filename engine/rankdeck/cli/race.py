@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CONFIRM_ABOVE_S = 120.0
 """Expected duration above which a race that is started in a terminal asks for confirmation."""
 MIN_STEPS, MAX_STEPS = 20, 1000
-"""Limits of --steps; the median of fewer than 20 step times says little."""
+"""Limits of --steps; with fewer than 20 steps, the median step time says little."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -168,7 +168,7 @@ def split_by_verdict(
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines of the strategies to race, excluded strategies).
 
-    A strategy neither predicted nor refused by the planner is raced only if the user named it: `is_explicit`.
+    With `is_explicit` (the user named the strategies), those neither predicted nor refused are raced too.
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy

@@ -53,7 +53,7 @@ def parse_host_names(hosts: str | None) -> list[str]:
 
 
 def name_on_coordinator(run: RunDir, coordinator: str) -> str:
-    """Return the path or name that identifies a run of this host on the host `coordinator`.
+    """Return the path or name under which a run of this host can be found on the host `coordinator`.
 
     This is the path of the original run if the run is a copy, the run's path if this host is the coordinator,
     and the run's name in all other cases.
@@ -76,12 +76,12 @@ def hosts_override(hosts: str | None) -> list[str]:
 def multi_host_role(
     config: RunConfig, hosts: str | None, listen: str | None, join: str | None
 ) -> MultiHostRole | None:
-    """Return this host's role in a run of several hosts.
+    """Return this host's role in a run on several hosts.
 
-    None if this host trains alone, or if the hosts are named and started over ssh.
+    None if this host trains alone, or if the hosts are named and the run is started on them over ssh.
 
     Raises:
-        ConfigError: the number of hosts is missing, or not exactly one of --listen and --join is given.
+        ConfigError: the number of hosts is missing, or --listen and --join are both given or both missing.
     """
     from rankdeck.config.multi_host import JOIN_ENV
     from rankdeck.launch.multi_host_role import MultiHostRole

@@ -299,7 +299,7 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
     """Return the entry's variables, overridden by those on the command line.
 
     Raises:
-        ConfigError: an argument is not NAME=VALUE, or names a variable that a run sets itself.
+        ConfigError: an --env argument is not NAME=VALUE, or Rankdeck itself sets one of the variables.
     """
     variables = dict(entry.environment)
     for pair in options.environment:

@@ -241,7 +241,7 @@ def _format_milliseconds(seconds: float) -> str:
 
 
 def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
-    """Return a table of each device's bytes by kind, at the peak or at the latest live measurement.
+    """Return a table of each device's bytes by kind, at its peak or in the latest measurement of live bytes.
 
     Devices are the columns, because there are more kinds than devices.
     """
@@ -303,8 +303,8 @@ def _fit_width(text: str, width: int, *, align_right: bool) -> str:
 
 
 def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print a label and its text per line. This is not a table, because paths must stay whole at any terminal
-    width."""
+    """Print each label and its text on one line. This is not a table, because paths must stay whole at any
+    terminal width."""
     width = max(len(label) for label, _ in pairs) + 2
     for label, text in pairs:
         out.print(Text(label.ljust(width), style="dim").append(text, style="default not dim"), soft_wrap=True)

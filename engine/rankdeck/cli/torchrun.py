@@ -1,4 +1,4 @@
-"""torchrun's options in `rankdeck run`: which have no effect here, and which are refused.
+"""torchrun's options that `rankdeck run` ignores, and those that it refuses.
 
 Options end at the first argument that is not an option, as in torchrun: this argument is the script, and
 those after it belong to the script. Read run_options.py next.

@@ -79,7 +79,7 @@ def fix_lines(
     """Yield the planner's fixes that reduce memory: saved fixes or, if there are none and `can_plan` is set,
     newly planned fixes.
 
-    No fixes are planned for a script, or for a run whose code may not be executed.
+    No fixes are planned for a script, or without the user's consent to execute the run's code.
     """
     from rankdeck.config import load
     from rankdeck.diagnose.fixes import read_planned_lines

@@ -24,7 +24,7 @@ from rankdeck.config.catalog import (
 )
 
 _IGNORED_KEYS = ("name",)
-"""Keys that are not compared: the header already shows the run's name."""
+"""Keys that are not compared: the run's name, which the header already shows."""
 
 
 _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, ...]], ...] = (

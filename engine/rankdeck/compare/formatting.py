@@ -45,7 +45,7 @@ def format_value(unit: str, metric: MetricValue | None) -> str:
 
 
 def format_detail(unit: str, metric: MetricValue | None) -> str:
-    """Format the smaller text after a value: its step, or its interquartile range."""
+    """Format the small text shown after a value: its step, or its interquartile range."""
     if metric is None or unit == TEXT:
         return "" if metric is None else metric.detail
     if metric.step is not None:
@@ -67,7 +67,7 @@ def format_step_time(seconds: float) -> str:
 
 
 def is_same_value(unit: str, metric: MetricValue, other: MetricValue) -> bool:
-    """Check whether two values are formatted alike, or differ by less than noise."""
+    """Check whether two values are formatted alike, or differ only by noise."""
     if format_value(unit, metric) == format_value(unit, other):
         return True
     return abs(metric.value - other.value) < _NOISE_RATIO * min(abs(metric.value), abs(other.value))

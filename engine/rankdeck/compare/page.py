@@ -69,7 +69,7 @@ def write_html(file: Path, text: str) -> None:
 
 
 def render_template(template: str, facts: Mapping[str, Any]) -> str:
-    """Render a template of this folder, with all text escaped."""
+    """Render a template from this folder, with all text escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -158,7 +158,7 @@ def _shorten_paths(rows: Sequence[Difference]) -> list[Difference]:
 WIDTH, HEIGHT = 1040, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
 _MAX_RAW_CURVES = 3
-"""Maximum number of runs for which raw losses are drawn; with more runs they would hide the averages."""
+"""Maximum number of runs for which raw losses are drawn; raw losses of more runs would hide the averages."""
 
 
 class Tick(NamedTuple):

@@ -269,7 +269,7 @@ def _speed_metrics(state: RunState) -> MetricItems:
 
 
 def _interquartile_range(state: RunState) -> tuple[float | None, float | None]:
-    """Return the 25th and 75th percentile of the newest step times."""
+    """Return the 25th and 75th percentiles of the newest step times."""
     # For each attempt alone: a difference across two attempts would contain the pause between them.
     times = [
         np.diff(attempt.table.column("ended")[-_NUM_RECENT_STEPS:])
@@ -318,9 +318,9 @@ def _memory_metrics(state: RunState, background: RunSetup) -> MetricItems:
 
 
 def _communication_metrics(state: RunState) -> MetricItems:
-    """Yield the bytes sent by all ranks, in total and for each algorithm, once all ranks have reported.
+    """Yield the bytes sent by all ranks, in total and for each algorithm, if all ranks have reported them.
 
-    Also yield the longest gradient synchronization time of a rank.
+    Also yield the longest gradient synchronization time of any rank.
     """
     comm = state.comm
     world_size = state.started.world_size if state.started is not None else len(comm)

@@ -283,12 +283,12 @@ class CatalogSpec:
 
 @dataclass(frozen=True)
 class StrategySpec(CatalogSpec):
-    """A row for a strategy.
+    """A row of the catalog that describes a strategy.
 
     `one_process`: one rank drives all devices. `one_device`: only the first device is used.
     `is_batch_sharded`: the batch is split across the devices. `min_devices`: the smallest number of devices
-    that the strategy accepts. `is_stale`: gradients come from older weights, so results differ from training
-    on one device.
+    that the strategy accepts. `is_stale`: gradients come from older weights, so results differ from those of
+    training on one device.
     """
 
     one_process: bool = False

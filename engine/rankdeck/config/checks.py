@@ -1,4 +1,4 @@
-"""Collects all problems of a configuration, each with its path, its line and advice.
+"""Collects all problems in a configuration, each with its path, its line and advice.
 
 `ProblemReport` holds the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
 rules.py for the checks within and between tables.
@@ -70,7 +70,7 @@ class ProblemReport:
         self.append(Problem(code, message, path=".".join(key_path), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
-        """Append a problem from another module, and look up its line in the file by its path."""
+        """Append a problem from another module, with the line of the problem's option in the file."""
         line = find_line(self.lines, tuple((problem.path or "").split(".")))
         self.problems.append(msgspec.structs.replace(problem, line=line))
 
@@ -83,7 +83,7 @@ class ProblemReport:
     ) -> BaseModel | None:
         """Validate a table; return None and report the problems if it is invalid.
 
-        `card` is the (table path, name) of the choice that these options belong to.
+        `card` is the (table path, name) of the choice that the table's options belong to.
         """
         if not isinstance(values, dict):
             dotted = ".".join(key_path)

@@ -100,8 +100,8 @@ def _make_execution(descriptions: list[str], digest_input: Mapping[str, object])
 
 
 def _describe_call(use: str, arguments: Mapping[str, object], folder: Path) -> str:
-    """Return text such as '/home/me/model.py:Model(width=64)'; after the name of a module, append the folder
-    in which Python first looks for modules."""
+    """Return text such as '/home/me/model.py:Model(width=64)'; if `use` names a module, append the folder in
+    which Python first looks for modules."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if module.endswith(".py"):

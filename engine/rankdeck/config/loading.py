@@ -90,9 +90,9 @@ def from_text(
 ) -> RunConfig:
     """Build a configuration from text; see `load`.
 
-    `resolve` makes a path absolute. The app's editor passes `Path.absolute`, which follows no symlinks and
-    does not access the disk at each keystroke. With `to_plan`, the strategy may be incompatible with the
-    other options, because a plan also covers other strategies.
+    `resolve` makes a path absolute. The app's editor, which calls this at each keystroke, passes
+    `Path.absolute`, which follows no symlinks and does not access the disk. With `to_plan`, the strategy may
+    be incompatible with the other options, because a plan also covers other strategies.
     """
     try:
         tables = parse_toml(text)
@@ -206,7 +206,7 @@ def from_dict(
 
 
 def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
-    """Validate a table with its choices or its arguments; return None if the table has a problem."""
+    """Validate a table, including its choices or arguments; return None if the table has a problem."""
     table_type = _SECTIONS[section]
     if not isinstance(values, dict):
         return report.validate(table_type, (section,), values)

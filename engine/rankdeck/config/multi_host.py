@@ -18,7 +18,7 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Choice, HostsConfig, RunConfig
 
 HOST_NAME_ENV = "RANKDECK_HOST"
-"""Environment variable with this host's name among the run's hosts."""
+"""Environment variable that holds this host's name in the run."""
 JOIN_ENV = "RANKDECK_JOIN"
 """Environment variable that replaces --join; other users cannot read it, unlike a command line."""
 
@@ -119,7 +119,7 @@ def hosts_problem(
 
 
 def _axis_group_sizes(strategy: Choice, num_devices: int) -> dict[str, int]:
-    """Return the group size, in consecutive ranks, of each axis with heavy traffic."""
+    """Return, for each axis with heavy traffic, the number of consecutive ranks that a group spans."""
     if strategy.use == "tensor":
         return {"tensor": num_devices}
     if not STRATEGIES[strategy.use].has_mesh:

@@ -23,13 +23,13 @@ class StrategyPlanning:
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Function that returns memory-saving changes to the given options; empty if there are none."""
     label_option: str | None = None
-    """The option that a row's label shows even if all options have their defaults."""
+    """The option that a candidate's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
     """Ranks that use equal memory: all ranks, ranks with equal weight slices, ranks whose mesh positions
     differ only along data and tensor, or none."""
     extra_steps: int = 0
-    """Number of steps to trace beyond the usual two, until each step is like the previous one; collectives
-    are counted in the second step."""
+    """Number of steps to trace after the usual two, so that the last step is like all later ones: 1 for
+    strategies that count collectives in the second step."""
     is_sequential: bool = False
     """Whether devices compute one after the other."""
     has_one_thread: bool = False
@@ -63,5 +63,5 @@ def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
 
 
 def uses_native_ddp(options: StrategyOptions) -> bool:
-    """Return whether ddp uses torch's wrapper; every other sync runs after backward with its own buffers."""
+    """Return whether ddp uses torch's wrapper; other sync modes run after backward with their own buffers."""
     return bool(options["sync"] == "native")

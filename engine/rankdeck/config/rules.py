@@ -119,7 +119,7 @@ def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | N
 
 
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
-    """Return the configuration for devices of a kind (cpu | gpu), with a device count for each host.
+    """Return the configuration for devices of `kind` (cpu | gpu); `counts` holds each host's device count.
 
     If the configuration does not name devices, their kind and counts are known only at launch.
 
@@ -183,7 +183,7 @@ _UNEVEN_ON_DEVICES = tr_noop(
 
 
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
-    """Return the problems with splitting the global batch by accumulation, devices and stages."""
+    """Return the problems with splitting the global batch into microsteps, batch slices and microbatches."""
     card = STRATEGIES[strategy.use]
     # Reported alone: how the batch splits means nothing on an impossible number of devices.
     if problem := _device_count_problem(card, num_devices):
@@ -254,7 +254,7 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
 def _stage_problem(
     train: TrainConfig, strategy: Choice, num_devices: int, batch: int, stages: int
 ) -> Problem | None:
-    """Return a problem if `batch` does not fit the pipeline's schedule or its number of weight versions."""
+    """Return a problem if the pipeline's schedule or mode cannot run `batch` with train.accumulate."""
     options = strategy.options
     if stages > 1:
         num_microbatches = options.get("microbatches")

@@ -66,7 +66,7 @@ class ScriptTable(Table):
 
 
 class ScriptConfig(Table):
-    """A complete, validated run of a user's script."""
+    """A complete, validated configuration of a run of a user's script."""
 
     name: str
     script: ScriptTable

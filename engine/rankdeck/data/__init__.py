@@ -1,4 +1,4 @@
-"""Data sets and the samplers that cut them into batches.
+"""Data sets, and the samplers that divide their samples into batches.
 
 Start at base.py, then samplers.py (which rank gets which sample), then loader.py.
 """

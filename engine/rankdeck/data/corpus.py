@@ -31,8 +31,8 @@ from rankdeck.base.phrases import phrase
 
 STDLIB = "@stdlib"
 STDLIB_CAP_BYTES = 8_000_000
-"""Limit of the total size of @stdlib's files: enough to learn from, and tokenized within two seconds. Other
-paths have no limit."""
+"""Limit on the total size of @stdlib's files: enough text to learn from, and tokenized within two seconds.
+Other paths have no limit."""
 
 NUM_BYTES = 256
 PIECE_BYTES = 64 * 1024

@@ -126,7 +126,7 @@ class Images:
 
 
 class ImageSamples:
-    """Held-out images, scaled until the shorter side is slightly above `size`, then cropped at the centre."""
+    """Held-out images, scaled so that the shorter side slightly exceeds `size`, then centre-cropped."""
 
     is_random = False
 
@@ -153,7 +153,7 @@ class ImageSamples:
 
 
 class TrainImageSamples(ImageSamples):
-    """Training images: a random crop, mirrored half of the time, from a generator seeded per sample.
+    """Training images, randomly cropped and mirrored half of the time; the generator is seeded per sample.
 
     Indexed by a SampleKey; a plain index means seed 0 and epoch 0.
     """

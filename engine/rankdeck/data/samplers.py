@@ -1,17 +1,17 @@
 """Assigns samples to steps, microsteps and ranks: a step has the same samples for every number of ranks.
 
 Each epoch's permutation is derived from (seed, epoch); with data.order = "given" it is the data set's own
-order in every epoch. Step t of an epoch takes its slice of global_batch samples, cut into `accumulate`
-microsteps, and each microstep is cut among the data ranks:
+order in every epoch. Step t of an epoch takes its slice of global_batch samples, divided into `accumulate`
+microsteps, and each microstep is divided among the data ranks:
 
     permutation   |------- step 0 -------|------- step 1 -------| ... tail
     step          |- micro 0 --|- micro 1 --|
     microstep     | rank 0 | rank 1 | ... |
 
-All cuts are contiguous, so the union over ranks does not depend on their number. The tail, too short for a
-step, is dropped (data.last = "drop") or becomes a shorter step that is cut the same way ("keep"): the sizes
-of microsteps and of rank shares then differ by at most one sample, and a rank with an empty share reads a
-padding sample that does not count. Read loader.py next.
+All slices are contiguous, so the samples of all ranks together are the same for any number of ranks. The
+tail, too short for a step, is dropped (data.last = "drop") or becomes a shorter step that is divided the same
+way ("keep"): the sizes of microsteps and of rank shares then differ by at most one sample, and a rank with an
+empty share reads a padding sample that does not count. Read loader.py next.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class HeldoutBatchSampler:
     batches on every rank.
 
     `valid_counts()` returns how many of the samples in each batch are counted. A batch with a count of 0
-    contains the last sample as padding, for ranks that must take part in a forward pass.
+    contains the last sample as padding, so that a rank without a share still takes part in the forward pass.
     """
 
     def __init__(

@@ -290,7 +290,8 @@ def _silent_exit_message(code: int, beat: Beat | None, last_lines: Sequence[str]
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
-    """Return the rank that did not arrive as the cause, if ranks timed out or all ranks are still alive.
+    """Return a cause that names the rank that did not arrive, if ranks timed out or all ranks are still
+    alive.
 
     If no single rank is to blame, the cause names the calls in which the ranks wait.
     """

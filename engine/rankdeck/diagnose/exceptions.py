@@ -30,7 +30,7 @@ _MAX_TEXT_LENGTH = 500
 _TAIL_BYTES = 16384
 FILE_TOO_LARGE = "file-too-large"
 RESOURCE_CODES = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
-"""Codes for resources that the machine lacks or a limit denies."""
+"""Codes of errors about resources that the machine lacks or a limit denies."""
 _RESOURCE_EXIT_CODES = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)

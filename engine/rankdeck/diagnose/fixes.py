@@ -226,9 +226,9 @@ def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
 def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[Fix]:
     """Return the fixes among planned lines, the best first.
 
-    Fixes that fit come before tight ones, then those that leave the computation unchanged before others, then
-    those that need less memory. Of several lines with the same strategy only the best is kept. The fixes'
-    commands are for `run`.
+    The order is by verdict (fits, tight, does not fit), then exact predictions before bounds, then an
+    unchanged computation before a changed one, then the least memory first. Of several lines with the same
+    strategy only the best is kept. The fixes' commands are for `run`.
     """
     planned = [line for line in lines if line.devices and line.verdict != CANNOT]
     configured = next((line for line in planned if line.configured and not line.changes), None)

@@ -1,12 +1,12 @@
 """Find the rank that all others wait for, from heartbeats, stacks and collective calls, and describe it.
 
-While a run works, every rank sends heartbeats. When none has arrived for a while, one rank is late and the
-others wait for it. The flight recorders name the rank that has not reached the collective in which the others
-wait. Without recorders, the late rank is the one in the earliest step. If several ranks are in that step, the
-late rank is the only one whose stack waits for no other rank, or the one in a phase that the others have
-left. A rank that reports being inside a collective waits for ranks that are in no collective. If no rank is
-missing, the ranks are in different collectives. If a run has a single rank, the message only says where that
-rank is.
+While a run makes progress, every rank sends heartbeats. When none has arrived for a while, one rank is late
+and the others wait for it. The flight recorders name the rank that has not reached the collective in which
+the others wait. Without recorders, the late rank is the one in the earliest step. If several ranks are in
+that step, the late rank is the only one whose stack does not show it waiting for other ranks, or the one in a
+phase that the others have left. A rank that reports being inside a collective waits for ranks that are in no
+collective. If no rank is missing, the ranks are in different collectives. If a run has a single rank, the
+message only says where that rank is.
 """
 
 from __future__ import annotations

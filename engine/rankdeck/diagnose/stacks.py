@@ -100,7 +100,7 @@ def _is_waiting_frame(frame: Frame) -> bool:
 
 
 def _is_user_code_on_torch_thread(frames: Sequence[Frame]) -> bool:
-    """Check whether a thread runs user code although it was not started by Python code."""
+    """Check whether a thread that Python code did not start is running user code."""
     is_pythons = not frames or frames[-1].function in (_THREAD_ENTRY, "<module>")
     return not is_pythons and any(is_user_file(frame.file) for frame in frames)
 

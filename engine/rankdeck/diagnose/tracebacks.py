@@ -231,7 +231,7 @@ def _full_text(lines: list[str], number: int) -> str:
 
 
 def _syntax_error(lines: list[str], folder: str) -> PrintedException | None:
-    """Find a syntax error: a script that Python cannot parse ends without a traceback header."""
+    """Find the syntax error of a script that Python cannot parse: it has no traceback header."""
     for number in range(len(lines) - 1, -1, -1):
         raised = _RAISED.match(lines[number])
         if raised is None or raised["type"] not in _SYNTAX_ERRORS:

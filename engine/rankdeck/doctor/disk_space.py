@@ -1,6 +1,6 @@
 """Check the folders that runs write to: creating and locking files, free space, write speed.
 
-Measurements write to an unnamed file, which the system deletes when this process ends, for whatever reason.
+Measurements write to an unnamed file, which the system deletes however this process ends.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _check_lock(handle: int) -> None:
 
 
 def _measure_write(handle: int) -> tuple[int, float]:
-    """Write to the disk with fdatasync and return (bytes, seconds).
+    """Write chunks to the file, calling fdatasync after each one, and return (bytes, seconds).
 
     Raises:
         OSError: writing failed.

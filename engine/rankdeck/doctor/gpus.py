@@ -1,7 +1,7 @@
 """Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-The readings come from telemetry's own sampler, in a separate process that the driver can crash or block.
+Telemetry's own sampler takes the readings in a separate process, because the driver may crash or block it.
 """
 
 from __future__ import annotations

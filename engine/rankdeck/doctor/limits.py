@@ -89,7 +89,7 @@ def check_process_limit() -> Iterator[CheckLine]:
 
 
 def _count_user_threads() -> int:
-    """Return the number of threads of all this user's processes, which RLIMIT_NPROC limits."""
+    """Return the total number of threads in this user's processes: RLIMIT_NPROC limits this number."""
     count = 0
     for process in psutil.process_iter():
         try:

@@ -25,7 +25,7 @@ _CONNECT_S, _LISTEN_S, _REACH_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 15.0, 8.0, 20.0
 _MAX_SKEW_S = 5.0
 _LOW_DISK_BYTES = 2 << 30
 _SLOW_BYTES_PER_S = 20 << 20
-"""Speed at which an all_reduce of 100 MB of gradients takes ten seconds."""
+"""Speed at which an all_reduce of 100 MB of gradients takes five seconds."""
 _REQUIRED_EQUAL = ("python", "torch")  # a run refuses hosts that differ here (launch/coordinator_guard.py)
 _PACKAGE_TITLES = {"nccl": "NCCL"}
 _MAX_PACKAGES = 5

@@ -37,7 +37,7 @@ LARGE_BYTES = 256 << 10
 """Size of a message that fills many packets: a network may deliver small packets and drop large ones."""
 _PAIR_TIMEOUT_S = 12.0
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
-"""Numbers of float32 values in 1 and 16 MiB; the time for 1 MiB tells how often to measure 16 MiB."""
+"""Numbers of float32 values in 1 and 16 MiB; the time for 1 MiB decides how many times 16 MiB is measured."""
 _MEASURE_S = 0.5
 _MAX_ROUNDS = 8
 Endpoint = tuple[str, int]

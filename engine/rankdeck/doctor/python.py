@@ -1,6 +1,6 @@
 """Check whether an interpreter can import what a run needs, and whether its torch can use the GPUs.
 
-The checked interpreter is the one that a run in this folder would use; it is started for the check.
+The interpreter is that of --python, else the active environment's, else Rankdeck's own. The check starts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check that two ranks can connect on this machine, that an all_reduce sums correctly, and how fast it is.
+"""Check that two ranks can connect on this machine and that an all_reduce sums correctly; measure its speed.
 
 The ranks have the environment that a script's ranks would have. If they fail, they are started once more with
 the one setting that most often helps, so that the cause can be named. Each rank runs probe_rendezvous.py,

@@ -157,7 +157,7 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """Tell every node to end its part, blaming host `because` (`why`), and end the local part."""
+        """End every part, sending the nodes the host to blame (`because`) and the reason (`why`)."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 

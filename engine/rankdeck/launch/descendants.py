@@ -12,7 +12,7 @@ _MAX_COUNTED_S = 1.5
 
 
 def state_and_parent(pid: int | str) -> tuple[str, int]:
-    """Return the kernel's state letter and the parent's pid of a process.
+    """Return the kernel's state letter for a process, and the pid of its parent.
 
     Raises:
         OSError: the process is gone.

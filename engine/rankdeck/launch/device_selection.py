@@ -43,7 +43,7 @@ _USED_GPU_TEXTS = {
         "unknown amount of its memory."
     ),
 }
-"""Texts by (whether the process's name is known, whether the size of its memory is known)."""
+"""Warnings by (whether the process's name is known, whether the amount of memory that it holds is known)."""
 _SINGLE_TEXTS = (
     tr_noop("Strategy single uses only {device}; 1 more device stays unused."),
     tr_noop("Strategy single uses only {device}; {rest} more devices stay unused."),
@@ -64,7 +64,7 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """Return the configured devices that the run will use, in their current state.
+    """Return the configured devices that the run will use, with warnings if other programs use them.
 
     Raises:
         DeviceError, MachineError: as in `resolve_devices`.
@@ -73,7 +73,7 @@ def choose_devices(config: RunConfig) -> ChosenDevices:
 
 
 def resolve_devices(config: RunConfig) -> ChosenDevices:
-    """Return all configured devices in their current state.
+    """Return all configured devices, with warnings if other programs use them.
 
     Raises:
         DeviceError: a device does not exist, or another run holds it.

@@ -39,8 +39,8 @@ class EventSender:
         self._sent: dict[str, int] = {}
 
     def read_new(self) -> Iterator[GuardMessage]:
-        """Yield messages with the data written since the last call. Supervisor and guard files are read only
-        in complete lines."""
+        """Yield messages with the data written since the last call. Of supervisor and guard files, only
+        complete lines are included."""
         left = _MAX_CHUNKS
         for name in sorted(self._file_names()):
             while left > 0 and (word := self._next_chunk(name)) is not None:
@@ -84,7 +84,7 @@ class EventReceiver:
         self._num_events: dict[str, int] = {}
 
     def receive(self, host: str, word: GuardMessage) -> None:
-        """Append a message's data, ignoring files that this host may not write."""
+        """Append a message's data to the file that it names, unless `host` may not write that file."""
         name, data = word.get("file"), word.get("data")
         if not isinstance(name, str) or not isinstance(data, str) or not _RELAYED_FILE.fullmatch(name):
             return

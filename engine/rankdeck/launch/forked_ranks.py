@@ -1,9 +1,9 @@
 """Ranks of a configuration: forked early, once torch is imported, and released late.
 
 The supervisor forks all ranks while it has one thread and has touched no GPU, right after importing torch: a
-rank then starts in 0.1 s instead of 2 s. Each rank waits at a pipe for its environment and logs, which are
-known only after the data is prepared and the store is open. If forking is not safe (GPUs, a second thread),
-the forked process replaces itself with a fresh interpreter. Read store.py and rank_start.py next.
+rank then starts in 0.1 s instead of 2 s. Each rank waits on a pipe for its environment and log paths, which
+are known only after the data is prepared and the store is open. If forking is not safe (GPUs, a second
+thread), the forked process replaces itself with a fresh interpreter. Read store.py and rank_start.py next.
 """
 
 from __future__ import annotations

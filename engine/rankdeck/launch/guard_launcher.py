@@ -122,8 +122,8 @@ def start_guard(
 
 
 def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, float]:
-    """Return how often the guard may restart the run, and the seconds that the supervisor gets from TERM to
-    KILL."""
+    """Return how many times the guard may restart the run, and the seconds that the supervisor gets from TERM
+    to KILL."""
     if isinstance(config, ScriptConfig):
         return config.script.max_restarts, SCRIPT_KILL_AFTER_S
     return config.launch.max_restarts, guard.KILL_AFTER_S

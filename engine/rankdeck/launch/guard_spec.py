@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 
 class HostsSpec(TypedDict):
-    """Parameters of a multi-host run on one host.
+    """One host's parameters in a multi-host run.
 
     `listener`, `address` and `others` are set only on the coordinator, `head` only on nodes.
     """
@@ -42,7 +42,7 @@ class GuardSpec(TypedDict):
     attempt: int
     max_restarts: int
     signals: NotRequired[bool]
-    """Whether the guard passes on signals for the ranks, as it does for a script."""
+    """Whether the guard forwards signals to the ranks, which it does only for a script."""
     stop_s: NotRequired[float]
     """Time from TERM to KILL of the supervisor.
 

@@ -1,8 +1,8 @@
 """Watch the ranks of a multi-host run for hangs.
 
-No single host can determine for which rank all others wait. So when a node's ranks make no progress, the node
-reports where they are (events.StoodStill), and the coordinator decides. The guards relay the reports into
-files of the coordinator's run directory (event_relay.py).
+No single host can determine which rank all others are waiting for. So when a node's ranks make no progress,
+the node reports where they are (events.StoodStill), and the coordinator decides. The guards relay the reports
+into files of the coordinator's run directory (event_relay.py).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class CoordinatorWatch(Watch):
 
     def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
         """Return the longest time without progress that any host allows before a warning, extended while
-        detailed reports of some ranks are missing."""
+        detailed reports about some ranks are missing."""
         others = [report.event for report in self._reports.values()]
         limit_s = max([super().warning_after_s(beats), *(event.until_told_s for event in others)])
         close = sum(event.is_close for event in others)
@@ -192,7 +192,7 @@ class CoordinatorWatch(Watch):
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return the evidence about each rank, including ranks on other hosts whose nodes reported a lack of
+        """Return the evidence about each rank, including ranks for which a node has reported a lack of
         progress."""
         hang_state = self._hang_state
         others = [rank for rank in hang_state.beats if self._is_remote(rank)]

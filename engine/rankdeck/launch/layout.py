@@ -61,7 +61,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """The devices of all hosts, with device indices across the whole run."""
+        """The devices of all hosts, with device indices that are unique in the whole run."""
         if self.is_single_host:
             return self.this_host.devices
         every = [(host, device) for host in self.hosts for device in host.devices]

@@ -115,7 +115,7 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def kill_leftovers() -> list[int]:
-    """Kill this user's processes of runs that are over, and return their pids."""
+    """Kill this user's processes left over from runs that have ended, and return their pids."""
     me = psutil.Process()
     # This command may itself have been started from inside a run.
     ours = {me.pid, *(parent.pid for parent in me.parents())}

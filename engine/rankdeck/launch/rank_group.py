@@ -133,8 +133,7 @@ class RankGroup(abc.ABC):
         """Wait a moment between two polls of the ranks."""
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether the failures among `over`, the ranks that have ended, do not count as a failure of
-        the run.
+        """Check whether to ignore failures among `over`, the ranks that have ended, rather than fail the run.
 
         Raises:
             StopSignal: the run was stopped by a forwarded signal.
@@ -164,7 +163,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def restart_text(self) -> Phrase:
-        """Return text that says where the next attempt starts, without a full stop."""
+        """Return text, without a full stop, that says where the next attempt starts."""
 
     def script_status(self) -> int | None:
         """Return the exit status of a user's script; None for a configuration."""

@@ -1,4 +1,4 @@
-"""First code of a rank: set up its log and stack dumps before anything can fail, then run the worker.
+"""Entry point of a rank: set up its log and stack dumps before anything can fail, then run the worker.
 
 A rank of a rehearsal is forked from the supervisor, which has already imported torch. A rank on GPUs is
 executed as `python -P -m rankdeck.launch.rank_start WORKER`. Both run WORKER as `__main__`.

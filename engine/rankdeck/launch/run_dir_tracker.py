@@ -15,7 +15,7 @@ from rankdeck.launch.exit_record import Sentence, phrase
 
 _DELETED_SUFFIX = " (deleted)"
 _LINK_TIMEOUT_S = 2.0
-"""How long the link stays after the run's end, so that watchers read the exit record through it."""
+"""How long the link remains after the run's end, so that watchers can read the exit record through it."""
 
 
 class RunDirTracker:

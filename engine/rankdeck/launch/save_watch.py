@@ -14,7 +14,7 @@ SAVE_TIMEOUT_S = 30.0
 """Seconds without a change on disk after which no process waits for a save."""
 
 _POLL_INTERVAL_S = 0.5
-"""Seconds between two scans of the files of a save, of which there may be hundreds."""
+"""Seconds between two scans of a save's files, of which there may be hundreds."""
 
 
 def save_marker(run: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Ranks of a user's script: started as by torchrun, sent signals as by a terminal, ended with their sessions.
+"""Run a user's script: start ranks as torchrun does, signal them as a terminal does, end their sessions.
 
     listen for the store  ->  start the ranks  ->  relay their output, forward signals, watch them
 
@@ -55,7 +55,7 @@ _SCRIPT_TEXTS = {
         "sends it when memory runs out (see dmesg)."
     ),
 }
-"""Template of a text about a configuration's rank -> template of the text for a script."""
+"""Text template for a configuration's ranks -> the template that replaces it for a script's ranks."""
 
 
 class ScriptRanks(RankGroup):
@@ -257,7 +257,7 @@ class ScriptRanks(RankGroup):
         return phrase("The script starts again")
 
     def script_status(self) -> int | None:
-        """Return the exit status of the rank at fault or, if it has none, the first nonzero exit status."""
+        """Return the first nonzero exit status, starting with the rank at fault; None if no rank ended."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
         if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
             codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)

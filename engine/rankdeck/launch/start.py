@@ -313,7 +313,7 @@ def check_single_host(config: RunConfig) -> None:
 def run_environment(
     config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
-    """Return the contents of environment.json for a run of a configuration, which uses this Python
+    """Return the contents of environment.json for the run of a configuration, whose ranks use this Python
     environment."""
     facts = _environment_facts(
         config.folder, choice, command_line, started, reads_files=bool(config.user_code())
@@ -354,7 +354,7 @@ def _package_version(name: str) -> str | None:
 
 
 def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
-    """Return the commit of the configuration's folder, with "+" if files have changed; None outside git.
+    """Return the commit checked out in `folder`, with "+" if files have changed; None outside git.
 
     To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). The
     comparison is therefore skipped for a folder from which the run itself executes no code.

@@ -5,8 +5,8 @@ Each attempt has a new store: otherwise restarted ranks would find the keys of t
 The supervisor listens on the socket, and a client that connects before the store is served waits in the
 socket's queue. A configuration's store is hosted by the supervisor, or by the coordinator's supervisor in a
 multi-host run. A script's store is hosted by the script's own torch in a helper process. With several ranks
-the helper starts at once, because importing torch takes it as long as it takes the ranks. With one rank it
-starts at the first connection, because few single-rank scripts connect.
+the helper starts at once, because it takes as long as the ranks to import torch. With one rank it starts at
+the first connection, because few single-rank scripts connect.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class RankStore:
 
 
 class ScriptStore:
-    """The store of one attempt of a script, at a free port by default.
+    """The store of one attempt of a script, on a free port by default.
 
     `environment` holds the environment variables of the ranks.
 

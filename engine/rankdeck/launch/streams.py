@@ -1,5 +1,5 @@
-"""Relay what a script's ranks read and write. Every byte of output goes to the rank's log and to the
-foreground command.
+"""Relay what a script's ranks read and write. Every byte of output goes to the rank's log and to the output
+of the foreground command.
 
 If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size;
 otherwise it is a pipe. One thread relays one stream of one rank, so a slow reader blocks only the processes
@@ -41,7 +41,7 @@ class SharedOutput:
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
         self.lost_reason: str | None = None
-        """Why output was lost (such as a full disk); None if none was lost or the reader has gone."""
+        """Why output was lost (such as a full disk); None if nothing was lost or if the reader has gone."""
 
     def write(self, data: bytes) -> None:
         """Write all of `data` without interleaving it with other writes; block if the reader is slow."""
@@ -78,8 +78,8 @@ class SharedOutput:
 
 
 class StreamRelay(threading.Thread):
-    """Thread that copies a rank's stream to its logs and to the command until all writers have closed the
-    stream."""
+    """Thread that copies a rank's stream to its logs and to the command's output until all writers have
+    closed the stream."""
 
     def __init__(self, source: int, logs: Sequence[Path], outlet: SharedOutput) -> None:
         super().__init__(daemon=True)
@@ -232,8 +232,8 @@ def wait_for_relays(
 ) -> None:
     """Wait until everything written so far has been relayed.
 
-    The wait for a process that keeps a stream open without writing is limited to `timeout_s`. After that, the
-    function with `waits_for_reader` still waits for slow relays and readers to pass on what has been written,
+    The wait for a process that keeps a stream open without writing is limited to `timeout_s`. After that, if
+    `waits_for_reader` is set, the function still waits until slow readers have taken what has been written,
     but not for further output. Once `is_cancelled` returns True, the wait ends within `_CANCEL_TIMEOUT_S`.
     """
     deadline = time.monotonic() + timeout_s
@@ -265,7 +265,7 @@ def _open_log(path: Path) -> int | None:
 
 
 def _write_log(log: int, data: bytes) -> None:
-    """Write to a log, dropping the data that does not fit on a full disk."""
+    """Write to a log. If the disk is full, drop the rest of the data."""
     try:
         while data:
             data = data[os.write(log, data) :]

@@ -45,7 +45,7 @@ POLL_INTERVAL_S = 1.0
 # Excusing a long gap as a whole is not enough: a rank may send a heartbeat between the last check and its own
 # suspension. With this limit 0 of 200 healthy runs, 31 of them suspended, gave a false alarm; before, 1 in 5.
 _MAX_COUNTED_S = 1.5
-"""Maximum time between two checks that counts towards a hang: all processes may have been suspended."""
+"""Maximum time counted towards a hang between two checks: all processes may have been suspended."""
 _MIN_SLEEP_S = 5.0
 """Time between two checks above which the machine or this process must have slept."""
 VICTIM_TIMEOUT_S = 1.0
@@ -57,7 +57,7 @@ RECHECK_INTERVAL_S = 10.0
 
 
 class Watch:
-    """Watches all ranks. `report_problem` reports a warning; `compiles`: whether torch.compile is used."""
+    """Watch over the ranks. `report_problem` reports warnings; `compiles` is set if torch.compile is used."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Watch:
 
     def silent_ranks(self) -> dict[int, Beat]:
         """Return the living ranks that have sent no heartbeat yet, each with a heartbeat made from the start
-        time. A rank that writes events works without a heartbeat page and is left out."""
+        time. A rank that has written events is left out: it works without a heartbeat page."""
         beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
@@ -145,7 +145,7 @@ class Watch:
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
-        """Excuse the time before a delayed check: the machine or this process slept, and so did the ranks."""
+        """Ignore the time before a delayed check: the machine or this process slept, and so did the ranks."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)

@@ -2,7 +2,7 @@
 
 A batch that is longer in some dimension than every tracked batch may need more memory than any of them. The
 step of such a batch is tracked even if the step is not due to be sampled, as the reported peak would
-otherwise be too low. Read samplers.py first.
+otherwise be too low. Read training/sampling_budget.py first.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ counted. The kind of a new storage is the thread's phase (scopes.py); without a 
 "temporary" inside a backward (except for recomputed activations). Gradients and optimizer state are labelled
 once they are recognized (watched_module.py), also in a peak that includes them.
 
-The ledger can track only some of the steps (samplers.py). Between them, freed storages are still removed, and
-the next tracked step adds what the watched modules hold by then. The ledger never searches for tensors: no
-search could reach DistributedDataParallel's buckets, but they are in the ledger because construction and the
-first steps were tracked.
+The ledger can track only some of the steps (training/sampling_budget.py). Between them, freed storages are
+still removed, and the next tracked step adds what the watched modules hold by then. The ledger never searches
+for tensors: no search could reach DistributedDataParallel's buckets, but they are in the ledger because
+construction and the first steps were tracked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Ledger(Storages):
         """Return a function that creates a context for a thread that works for the calling thread, on the
         same device; None if the calling thread is not tracked.
 
-        A long-lived worker stays in the context, so that tensors it creates between samples are tracked too.
+        A long-lived worker stays in the context, so tensors it creates between tracked steps are tracked too.
         """
         state = self._threads.state
         return (

@@ -49,7 +49,7 @@ _TEMPORARY = kind_index("temporary")
 _NO_DEVICE = -1
 _STRIDED = torch.strided
 _SET_STORAGE = "set_.source_Storage_storage_offset"
-"""Operation that sets a tensor's storage; deepcopy and torch.load fill it unobserved by the mode."""
+"""Operation that sets a tensor's storage; the mode does not see deepcopy and torch.load fill that storage."""
 
 
 # Temporaries inside a kernel (sparse addition: the values once more) are not seen.
@@ -148,8 +148,8 @@ class LedgerMode(DispatchMode):
     def _device_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
         """Return the device that the inputs share, or this thread's device if no input has one.
 
-        Scalars (0-dim) may come from any device, as host scalars may on GPUs; their device is used only if
-        there are no other inputs.
+        Scalars (0-dim) may come from any device, just as GPU operations accept scalars from the host; a
+        scalar's device is used only if there are no other inputs.
 
         Raises:
             TrainingError: the inputs are on two virtual devices.

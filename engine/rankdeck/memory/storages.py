@@ -1,7 +1,7 @@
 """Table of live storages with their virtual devices and kinds, and each device's sums and peaks.
 
-A storage is added explicitly; a weak reference removes it when it is freed. Its kind may be set later, also
-in a peak that includes the storage. Read entries.py first, ledger_mode.py next.
+A storage is added explicitly; a weak reference removes it when it is freed. Its kind may be set later, which
+also corrects a peak that includes the storage. Read entries.py first, ledger_mode.py next.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Storages:
                 self.add(storage, device, index)
 
     def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Set the kind of the storages of `tensors`, also in a peak that includes them. Skip storages that
-        are not in the table."""
+        """Set the kind of the storages of `tensors`, and correct the peaks that include them. Skip storages
+        that are not in the table."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             self._relabel(storage, index)

@@ -112,8 +112,8 @@ def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[st
 
 
 def num_bytes_of(values: Iterable[Any], device: torch.device | None, counted_storages: set[int]) -> int:
-    """Return the bytes of the tensors among the values, without storages in `counted_storages`, and add the
-    counted storages to that set. If `device` is None, count all devices."""
+    """Return the bytes of the tensors among `values`, without storages already in `counted_storages`, and add
+    the others to that set. If `device` is None, count all devices."""
     total_bytes = 0
     tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
     for component in [

@@ -1,8 +1,8 @@
 """Virtual devices of a rehearsal: numbers that say where tensors are, and transfers between the devices.
 
 On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
-it (fan_out scatters, a pipeline or model split transfers). A transfer makes a real copy, so that each device
-has its own bytes, and is recorded in the ledger; if the ledger does not track, a transfer costs one clone.
+it (fan_out scatters it, a pipeline or model split transfers it). A transfer makes a real copy, so that each
+device has its own bytes, and is recorded in the ledger; if tracking is off, a transfer costs one clone.
 """
 
 from __future__ import annotations

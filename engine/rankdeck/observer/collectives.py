@@ -3,9 +3,9 @@
 Functions of torch.distributed are wrapped under the names by which scripts call them. Calls from inside torch
 (FSDP, ZeroRedundancyOptimizer) are not counted, and the gradient sync of DistributedDataParallel runs in C++,
 where it cannot be observed. torch compares some functions by identity: `isend` and `irecv` are not wrapped,
-because torch checks point-to-point lists against them. torch.compile also looks collectives up by identity,
-so the wrappers are added to its table once the table's module is imported, and they do nothing during
-tracing. While a rank is in a collective, or waits for the process group, its heartbeat says so.
+because torch's P2POp accepts only the original functions. torch.compile also looks collectives up by
+identity, so the wrappers are added to its table once the table's module is imported, and they do nothing
+during tracing. While a rank is in a collective, or waits for the process group, its heartbeat says so.
 """
 
 from __future__ import annotations

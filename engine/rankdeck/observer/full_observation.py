@@ -173,7 +173,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Make the ledger count the batches that a loader returns during a tracked step as inputs."""
+    """Make the ledger count as inputs the batches that a loader returns during a tracked step."""
     if not _trackers:
         return
     full = _trackers[0]

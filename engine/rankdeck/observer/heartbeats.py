@@ -14,8 +14,8 @@ from time import monotonic
 _BEAT = struct.Struct("<qqdd24sq")
 _SLOT_BYTES = 2 * _BEAT.size
 _pages: list[mmap.mmap] = []
-"""All mapped pages, kept forever: closing one also closes its descriptor, whose number the script may be
-using by then."""
+"""All mapped pages, kept forever: closing a page also closes its file descriptor, whose number may by then
+belong to another file of the script."""
 
 
 class HeartbeatSlot:

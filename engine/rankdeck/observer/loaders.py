@@ -129,7 +129,7 @@ class LoaderTracker:
         )
 
     def _find_sample_counter(self, batch: Any, expected: Any) -> Any:
-        """Return a function that counts the samples of batches like `batch`, which should have `expected`."""
+        """Return a sample counter for batches like `batch`, which should contain `expected` samples."""
         candidates = list(self._sample_counts(batch, (), _MAX_DEPTH))
         if not candidates:
             return lambda batch: None

@@ -28,7 +28,7 @@ _MAX_DEPTH = 4
 
 
 class LoggedRow:
-    """Values logged by one call, or by several calls of one step."""
+    """Values logged by one call, or by several calls for the same step."""
 
     __slots__ = ("after", "at_s", "since_s", "step", "through", "values")
 

@@ -1,9 +1,9 @@
 """Finds the trained model, its precision and the library versions during the first steps.
 
 The model is the module that holds the leading optimizer's parameters. It is searched for among the objects
-that the garbage collector tracks, which takes some 0.1 s once. Reading the variables of a running function
-instead would, before Python 3.13, keep their values alive as long as the function runs. Read wrappers.py
-first.
+that the garbage collector tracks, which takes about 0.1 s per search. Reading the variables of a running
+function instead would, before Python 3.13, keep their values alive as long as the function runs. Read
+wrappers.py first.
 """
 
 from __future__ import annotations

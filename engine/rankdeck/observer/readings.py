@@ -48,7 +48,7 @@ class PendingScalar:
 
 
 class ScalarReader:
-    """Reader of scalar tensors, with this process's slots for the numbers; thread-safe."""
+    """Thread-safe reader of scalar tensors, with its own slots in pinned memory."""
 
     def __init__(self, torch: Any, num_places: int = _NUM_SLOTS) -> None:
         self._torch = torch
@@ -89,14 +89,14 @@ class ScalarReader:
 
 
 class UnreadScalar:
-    """A number of an unsampled step, which is read only if that step is the last one."""
+    """A scalar from an unsampled step, read only if that step is the last one."""
 
     def __init__(self, scalars: ScalarReader, tensor: Any) -> None:
         self._reader, self._tensor = scalars, tensor
         self._version = tensor._version
 
     def read(self) -> Reading:
-        """Return the value; None if the tensor has changed in the meantime."""
+        """Return the value; None if the tensor has changed since this object was created."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 

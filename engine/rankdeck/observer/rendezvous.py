@@ -49,7 +49,7 @@ def install(rendezvous: Any, session: RankSession) -> None:
 
 
 def _has_own_agent(run: str) -> bool:
-    """Return whether this process was launched by an agent that the script started; its error file is then
-    outside the run directory."""
+    """Return whether this process was launched by an agent that the script started; the process's error file
+    is then outside the run directory."""
     error_file = os.environ.get(_ERROR_FILE_ENV)
     return error_file is not None and not error_file.startswith(os.path.join(run, ""))

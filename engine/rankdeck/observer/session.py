@@ -90,8 +90,8 @@ class RankSession:
         self.samples: int | None = None
         """Number of samples in all training batches whose backward has run; None if no loader is observed."""
         self.has_tracked_step = False
-        """Whether a step was tracked operation by operation (full_observation.py). Memory read by owner on a
-        CPU, which is less complete, is then no longer reported."""
+        """Whether a step was tracked operation by operation (full_observation.py). The less complete readings
+        of each owner's memory on a CPU are then no longer reported."""
         self.models: list[Any] = []
         """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []

@@ -41,7 +41,7 @@ class StepRows:
         self._last_end_s: float | None = None
         self._waited_s, self._samples = 0.0, 0
         self._steps_by_backwards: dict[int, int] = {}
-        """Number of steps for each number of backward calls per step."""
+        """Number of steps, keyed by the number of backward calls per step."""
 
     def write(self) -> None:
         """Write the rows that are ready, up to a few hundred steps per line."""

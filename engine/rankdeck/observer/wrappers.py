@@ -54,7 +54,7 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
 
 def _enable_parameter_names() -> Callable[[], None]:
-    """Make DDP name unused parameters in its errors, and return a function that undoes this.
+    """Make DDP's errors name the unused parameters, and return a function that undoes this.
 
     Until that function is called, wrappers are built as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that
     the script sets is kept.

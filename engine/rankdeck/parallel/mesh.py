@@ -46,8 +46,8 @@ class Mesh:
     def random_stream(self) -> int:
         """Index of this rank's random stream.
 
-        Ranks with different coordinates on data, shard or stage draw different numbers. Ranks along tensor
-        draw the same numbers, because replicated activations must agree.
+        Ranks whose coordinates on the data, shard or stage axis differ draw different numbers. Ranks along
+        the tensor axis draw the same numbers, because replicated activations must agree.
         """
         stream = 0
         for axis in ("data", "shard", "stage"):

@@ -1,4 +1,4 @@
-"""Materialize a model on the device block by block, cutting each block as soon as the block has its values.
+"""Materialize a model on the device block by block; split or shard each block as soon as it has its values.
 
 No device ever holds more than one full block in addition to its slices.
 
@@ -28,10 +28,10 @@ def materialize_sharded(
     split: LayerSplit | None = None,
     sharding: Sharding | None = None,
 ) -> list[nn.Parameter]:
-    """Fill and cut the model, or this rank's stages of it, in place.
+    """Fill, split and shard the model, or this rank's stages of it, in place.
 
     `fill(part)` puts a part on the device and skips modules that are already filled. Returns the weights that
-    are replicated along the shard axis (scalars and other weights that cannot be cut).
+    are replicated along the shard axis (scalars and other weights that cannot be sharded).
     """
 
     def prepare(submodule: nn.Module) -> None:

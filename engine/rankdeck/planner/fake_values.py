@@ -133,8 +133,8 @@ def _grouped_mm(
 
 
 def _is_read_by(reader: str) -> bool:
-    """Check whether the Python module `reader` itself reads the value, such as Hugging Face's masks or the
-    loss scaler."""
+    """Check whether the Python module `reader` (of Hugging Face's masks or of the loss scaler) itself reads
+    the value."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

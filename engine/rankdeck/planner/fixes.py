@@ -6,8 +6,8 @@
                        changes that suffice
     more devices       if several changes do not suffice: sharded weights on twice, then four times as many
                        devices, ...
-    no fix             if more devices do not suffice: how much memory is missing for the line that lacks the
-                       least
+    no fix             if more devices do not suffice: how much memory is missing for the line that is
+                       closest to fitting
 
 Each fix is planned like any candidate, so its bytes are the planner's own prediction; all fixes keep the
 global batch. Another strategy or mesh may fit as well: the plan's other lines show these. Read candidates.py
@@ -54,12 +54,12 @@ _LAST_RESORT_KEYS = ("train.precision",)
 """Keys that are changed last, because changing them affects rounding; all other changes keep results the
 same."""
 _MAX_TENSOR_PARALLEL = 8
-"""Maximum number of slices of a layer: the number of GPUs in one machine."""
+"""Maximum number of slices of a layer: the usual number of GPUs in one machine."""
 _MAX_ACCUMULATE = 4
 """Maximum number of microsteps: planning each microstep takes as long as planning the whole batch."""
 _MAX_REMAINING_SHARE = 0.95
-"""Maximum ratio of a device's memory needs after and before doubling the devices; above this ratio, more
-devices do not help."""
+"""Maximum ratio of a device's memory need after doubling the devices to its need before; above this ratio,
+more devices do not help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
     FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),
@@ -197,8 +197,8 @@ def combined_fixes(
 
 
 def _best_line(lines: Sequence[PlanLine]) -> PlanLine | None:
-    """Return the best line that fits. Lines that fit well come before tight lines; among equals, the fewest
-    changes win."""
+    """Return the best line that fits. Lines that fit well come before tight lines; among equals, the line
+    with the fewest changes wins."""
     good = [line for line in lines if line.verdict in (FITS, TIGHT)]
     return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
 
@@ -334,7 +334,7 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with advice: `template` with `num_bytes`, by default the fullest device's bytes."""
+    """Return the line with advice from `template`; `num_bytes` defaults to the fullest device's need."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

@@ -197,7 +197,7 @@ def _make_attention() -> Callable[..., Tensor]:
 
 
 def attention_kernel(query: Tensor, mask: Tensor | None, *, enable_gqa: bool = False) -> str:
-    """Return the attention kernel that a GPU of 2020 or newer would use: flash | efficient | math.
+    """Return the attention kernel that a GPU from 2020 or later would use: flash | efficient | math.
 
     Flash needs 16-bit inputs and no mask; the efficient kernel needs rows whose size is a multiple of 16
     bytes.

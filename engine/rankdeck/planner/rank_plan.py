@@ -261,7 +261,7 @@ def _plan_device(
 
 
 def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankPlan:
-    """Plan a rank of ddp as a device that runs `strategy` on a share of the batch, plus gradient buckets."""
+    """Plan a ddp rank as a device that runs `strategy` on its share of the batch; add gradient buckets."""
     share = config.train.global_batch // target.num_devices
     changes = {"train.global_batch": share, "data.last": "drop"}  # full steps only, no shorter last one
     single = Candidate(strategy, changes=changes).make_config(config, target)

@@ -91,7 +91,7 @@ def is_padded(batch: Any) -> bool:
 
 
 class _SampleReader:
-    """Reader of samples and batches of one data set, which records their sizes."""
+    """Reader that records the sizes of the samples and batches that it reads from one data set."""
 
     def __init__(self, config: RunConfig, train: SampleSet, budget_s: float) -> None:
         self._config, self._train = config, train
@@ -217,7 +217,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to read a batch that no run would read; ignore errors of the data set."""
+        """Try to read a batch that no run would read; ignore errors that the data set raises."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])

@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""One size as (its value for each sample of a batch when read alone; its value for the whole batch)."""
+"""Values of one size: for each sample of a batch when read alone, and for the whole batch."""
 
 
 class Growth(msgspec.Struct, frozen=True):

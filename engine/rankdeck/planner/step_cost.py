@@ -170,7 +170,7 @@ def estimate_step_time(
 
 
 class StepRecorder:
-    """Recorder of one rank's step. `device_indices` are the run's indices of the rank's devices."""
+    """Recorder of one rank's step. `device_indices` are the indices of the rank's devices in the run."""
 
     def __init__(self, work: WorkCounter, device_indices: Sequence[int]) -> None:
         self._work = work

@@ -134,7 +134,7 @@ class RecordedAnswers:
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """Number of true elements per mask; needed again in backward, so the key is the mask's storage."""
+        """Number of true elements per mask, by the storage of the mask; backward needs it again."""
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:
@@ -196,7 +196,7 @@ def _dtype_kind(tensor: Tensor) -> str:
 
 
 def _mask_of(indices: list[Any]) -> Tensor | None:
-    """Return the first index if it is a mask."""
+    """Return the first index if it is a mask, else None."""
     first = indices[0] if indices else None
     return first if isinstance(first, Tensor) and first.dtype in (torch.bool, torch.uint8) else None
 
@@ -268,7 +268,7 @@ def record_answers(
 
 @contextlib.contextmanager
 def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
-    """Enter a context that records `Tensor.tolist`, which is not a dispatched operation on a real tensor.
+    """Enter a context that records calls to `Tensor.tolist`, which dispatch no operation on a real tensor.
 
     On a fake tensor, `tolist` reads one number at a time.
     """

@@ -3,9 +3,9 @@
     with spans.phase(device, "forward", stage=1, microbatch=3): ...
 
 Strategies and the loop always mark their phases; outside a sampled step a mark costs a method call and
-records nothing. On CPU the host's clock is read. On a GPU a CUDA event is recorded in the device's stream at
-each end of a phase and read after the event has completed, a step or more later, so nothing waits for it.
-Idle time is not marked: it is the time between two phases (anatomy.py).
+records nothing. On CPU the host's clock is read. On a GPU, CUDA events are recorded in the device's stream at
+the start and end of a phase and read after they have completed, a step or more later, so nothing waits for
+them. Idle time is not marked: it is the time between two phases (anatomy.py).
 
 With a simulated pace the same spans define a device's slots; simulated_pace.py makes each slot last its full
 time.
@@ -183,7 +183,7 @@ class SpanRecorder:
             self._sample = _Sample(step, is_tracked, simulated, self._clock.start_step())
 
     def mark_tracked(self) -> None:
-        """Mark the current step as slowed by the memory ledger from here on."""
+        """Mark the current step as slowed by the memory ledger, which tracks it from here on."""
         if self._sample is not None:
             self._sample.is_tracked = True
 
@@ -219,7 +219,7 @@ class SpanRecorder:
 
 
 def _event(sample: _Sample, rank: int, device_indices: Sequence[int]) -> events.Spans:
-    """Return the sample as a Spans event, whose columns are in order of the phases' starts."""
+    """Return the sample as a Spans event, which lists the phases in order of start time."""
     step_start_s, rows = sample.clock.started_s, []
     for mark in sample.marks:
         start_s, end_s = (sample.clock.read(stamp, mark.device) for stamp in (mark.start, mark.end))

@@ -122,7 +122,7 @@ def find_coordinator_address(coordinator: RemoteHost, others: Sequence[RemoteHos
 def _wait_for_results(
     hosts: RemoteHosts, commands: Sequence[RemoteCommand], run_location: str = ""
 ) -> CommandResult:
-    """Wait until all commands have ended and return the last command's result.
+    """Wait until all commands have ended and return the result of the last one in `commands`.
 
     `run_location` is the location of the coordinator's part, which an error's advice mentions.
 

@@ -89,7 +89,7 @@ def _wheel_files() -> Iterator[tuple[str, bytes]]:
 def install_on_host(host: str, *, python: str = "", pip_args: Sequence[str] = ()) -> None:
     """Install Rankdeck on a host; pip's output appears on stderr.
 
-    `python` names the environment's interpreter; `pip_args` are additional arguments of pip.
+    `python` names the environment's interpreter; `pip_args` are additional arguments for pip.
 
     Raises:
         MachineError: the installation failed.

@@ -22,7 +22,7 @@ from rankdeck.remote.clock import ClockOffset
 
 PING_INTERVAL_S = 1.0
 SILENCE_TIMEOUT_S = 10.0
-"""A pipe without an answer for this long is closed and replaced."""
+"""Time without an answer after which a pipe is closed and replaced."""
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 _MAX_STDERR_BYTES = 1 << 14
 
@@ -173,7 +173,7 @@ class HostLink:
             self._on_message(message, body)
 
     def _schedule_retry(self) -> None:
-        """Close the pipe and set the time of the next connection.
+        """Close the pipe and set the time of the next attempt to connect.
 
         Raises:
             MachineError: the host was never connected.

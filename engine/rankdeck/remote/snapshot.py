@@ -99,7 +99,7 @@ def _file_names(folder: Path) -> Iterator[str]:
 
 
 def _git_files(folder: Path) -> list[str]:
-    """Return the files that git lists in the folder; empty without git or a repository."""
+    """Return the files that git lists in the folder; an empty list if there is no git or no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=20, check=True)
@@ -193,7 +193,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """Give an unused folder a temporary name and then remove it, because the removal may stop halfway.
+    """Rename an unused folder to a temporary name before removing it, because the removal may stop halfway.
 
     Raises:
         OSError: the folder cannot be renamed.
@@ -238,7 +238,7 @@ def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
 
 
 def _run_folders() -> Iterator[Path]:
-    """Yield all entries of the folders in which runs were started, since a run may have been renamed.
+    """Yield all entries of the folders in which runs were started, since any entry may be a renamed run.
 
     Raises:
         OSError: a folder cannot be read.

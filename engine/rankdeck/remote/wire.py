@@ -96,7 +96,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     version: str
     host: str
     address: str = ""
-    """The server's address in this ssh connection; empty without a network."""
+    """The server's address in this ssh connection; empty if there is no ssh connection."""
     caller: str = ""
     """The client's address, as the server sees it."""
 

@@ -31,7 +31,7 @@ PHASES = (
     tr_noop("reduce"),
     tr_noop("step"),
 )
-"""Phases in the order of a step. Strategies may add other phases."""
+"""Phases in their order within a step. Strategies may add other phases."""
 COMMUNICATION = ("all-reduce",)
 """Phases that may overlap another phase of the same device."""
 SIMULATED_TIME = tr_noop("simulated time")
@@ -88,7 +88,7 @@ class DeviceRow:
         return any(span.microbatch is not None for span in self.spans)
 
     def microbatch_work(self) -> list[Span]:
-        """Return the spans of a pipeline device that process microbatches."""
+        """Return the spans in which a pipeline device processes microbatches."""
         return [span for span in self.spans if span.microbatch is not None]
 
 
@@ -143,7 +143,7 @@ class StepAnatomy:
 
 
 def is_valid_share(share: Spans) -> bool:
-    """Check whether the columns that a rank reported have equal lengths, known names and sensible values."""
+    """Check whether a rank's reported columns have equal lengths, valid name indices and sensible values."""
     times_us = (*share.start_us, *share.duration_us)
     lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
     lengths |= {len(column) for column in (share.stage, share.microbatch, share.num_bytes) if column}

@@ -1,7 +1,7 @@
 """Hold the state of one attempt of a run, which is built from the attempt's files in any order.
 
-Only `cut` depends on another attempt: steps that a later attempt trains again become history and are
-discarded. run_state.py combines the attempts.
+Only `cut` depends on another attempt: steps that a later attempt trains again are superseded and discarded.
+run_state.py combines the attempts.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Attempt:
     def _redraw_curves(self, loss_before: float | None) -> None:
         """Rebuild the curves from all rows, unless the oldest rows have been dropped.
 
-        Rows are dropped only when there are so many that `loss_before` no longer influences the average.
+        Rows are dropped only when there are so many that `loss_before` no longer affects the smoothed loss.
         """
         if self.curves is None or not self.table.num_dropped:
             num_steps = self.started.steps if self.started else None

@@ -171,8 +171,8 @@ class Batch:
     """Events of any number of files; events of one file are in that file's order. Every key of a mapping
     starts with the attempt.
 
-    `events` holds the infrequent kinds; `counts`, if set, holds the number of lines that the reader could not
-    use so far.
+    `events` holds the infrequent kinds; `counts`, if set, holds the numbers of lines that the reader has been
+    unable to use so far.
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)

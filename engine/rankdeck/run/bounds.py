@@ -9,7 +9,7 @@ MAX_RANKS = 1 << 16
 MAX_STEP = 1 << 52
 MAX_DURATION_S = 1e9
 MAX_VALUE = 1e300
-"""Limit for the values of a script, so that sums of them fit into a double."""
+"""Limit for the values that a script reports, so that sums of them fit into a double."""
 ROW_TIMEOUT_S = 180.0
 """Time limit of the planner for one row."""
 RACE_STEPS = 25

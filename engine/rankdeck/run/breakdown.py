@@ -88,7 +88,7 @@ def _bytes_by_kind(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str
 def peak_coverage_text(num_sampled: int, num_steps: int) -> Phrase:
     """Describe which steps the highest measured peak covers.
 
-    A step may be reported after its memory, so `num_steps` may be too small.
+    A step may be reported later than its memory, so `num_steps` may be too small.
     """
     num_steps = max(num_sampled, num_steps)
     if num_sampled == num_steps:

@@ -193,7 +193,7 @@ class DeviceState:
 
     @property
     def breakdown(self) -> dict[str, int] | None:
-        """The GPU memory of the last reading by segment; None if the driver was not read."""
+        """The GPU's memory by segment in the last reading; None if the driver was not read."""
         if self.used_bytes is None or self.info is None:
             return None
         return break_down(

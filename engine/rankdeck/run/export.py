@@ -89,7 +89,7 @@ def _read_step(weights: Path) -> int:
 
 
 def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """Export one row per complete step; unknown cells are empty.
+    """Export one row per complete step; unknown values are empty cells.
 
     With `attempt`, export the run as it was when that attempt ended. Evaluations and logged values have their
     own columns, and rows of their own if their step is not complete.

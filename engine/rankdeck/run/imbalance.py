@@ -22,8 +22,8 @@ class Imbalance:
     """Comparison of the lead (fullest) device with the others.
 
     `excess_bytes` (lead minus median) is never negative; `ratio` (lead to median) is None if the median is 0.
-    `num_others` is the number of devices that the lead is compared with; it excludes devices that are unknown
-    or idle.
+    `num_others` is the number of devices that the lead is compared with; it excludes devices that are idle or
+    whose memory is unknown.
     """
 
     device: int

@@ -99,7 +99,7 @@ class LoggedMetric:
 
     @property
     def last_step(self) -> int | None:
-        """The newest step in the script's own count, else in observed steps or number of calls."""
+        """The newest x value: a step in the script's own count, an observed step, or a number of calls."""
         x = self.series.last_x
         return None if x is None else int(x)
 

@@ -1,4 +1,4 @@
-"""Lay out the computations and transfers of every device in one step, in the order of a planned step.
+"""Lay out the computations and transfers of every device in one planned step on a time axis.
 
     operations of a rank (planner/step_cost.py)  ->  operations of all ranks  ->  intervals and transfers
 
@@ -201,8 +201,8 @@ def build_timeline(
 ) -> Timeline | None:
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
-    With `communication_share`, the device that sends the most bytes spends that share of its time sending, if
-    it computes for the rest of the time; a pipeline's schedule ignores the share. With `overlaps`, steps are
+    `communication_share` scales the transfers: the device that sends the most bytes would send for that share
+    of its time and compute for the rest. A pipeline's schedule ignores the share. With `overlaps`, steps are
     not flushed: each device's input was sent in an earlier step, so no device waits for input.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:

@@ -52,8 +52,8 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     `active_bytes` is the peak of live tensors, which is the sum of `by_kind` (see events.MEMORY_KINDS).
     `reserved_bytes` is what torch's allocator would reserve for that peak; it is None in a rehearsal, which
-    has no allocator. The allocator frees cached segments only when memory runs out, so much less than
-    `total_bytes` may suffice: `needed_bytes` is that amount, computed only if `total_bytes` is near or above
+    has no allocator. The allocator frees cached segments only when memory runs out, so the step may need much
+    less than `total_bytes`: `needed_bytes` is that amount, computed only if `total_bytes` is near or above
     the device's limit (else None). `constants_bytes` are the driver's context and NCCL's buffers, 0 in a
     rehearsal. The verdict compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory
     of other processes); the capacity is None if it was not given.
@@ -108,7 +108,7 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as given by
     `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch
     that still fits, `movement` the computations and transfers of the devices in a step, `verified` a sentence
-    on whether a rehearsal of the strategy matches one device, and `verified_outcome` the outcome of
+    on whether a rehearsal of the strategy matches a run on one device, and `verified_outcome` the outcome of
     events.Verified. `seconds` is the planning time.
     """
 
@@ -280,7 +280,7 @@ def is_uncertain(line: PlanLine) -> bool:
 
 
 def step_time_text(step: StepTime) -> str:
-    """Format a step time with two digits, the precision of a prediction: '1.3–3.4 s', 'about 2 s'."""
+    """Format a step time to two significant digits, a prediction's precision: '1.3–3.4 s', 'about 2 s'."""
     # Both ends share the unit, which is shown once.
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor
@@ -290,5 +290,5 @@ def step_time_text(step: StepTime) -> str:
 
 
 def _two_digits(value: float) -> str:
-    """Format with two digits: '340', '3.4', '0.34'; '2' for 2.0."""
+    """Format to two significant digits: '340', '3.4', '0.34'; '2' for 2.0."""
     return f"{float(f'{value:.1e}'):.10g}"

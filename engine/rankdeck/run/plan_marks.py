@@ -12,7 +12,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import AT_MOST, FITS, TIGHT, PlanLine, is_uncertain
 
 EQUALLY_FAST_RATIO = 1.1
-"""Predictions whose middles differ by at most this factor count as equally fast."""
+"""Maximum ratio of the middles of two predicted step times that count as equally fast."""
 _ONLY_ONE_REASON = (
     tr_noop("It fits with room to spare."),
     tr_noop("As far as Rankdeck can tell, it fits with room to spare."),

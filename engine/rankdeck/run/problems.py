@@ -61,7 +61,7 @@ def _status_text(run: RunDir) -> str | None:
 
 
 def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
-    """Return one warning for each kind of event that could not be used."""
+    """Return a warning for events from a newer version and one for damaged events, if there are any."""
     problems = []
     if counts.newer:
         problems.append(
@@ -120,7 +120,7 @@ def exit_status_text(name: str, status: int) -> Phrase:
 def no_steps_text(*, has_started: bool, is_over: bool) -> Phrase:
     """Explain why there are no steps.
 
-    `has_started` means that a rank was observed, which happens only after its first step.
+    `has_started` says whether any rank has reported its start; ranks do so only after their first step.
     """
     if has_started and is_over:
         return phrase("it ended before its first steps were recorded")

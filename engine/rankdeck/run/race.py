@@ -23,7 +23,7 @@ from rankdeck.run_dir import RaceDir, RunDir, read_labels
 
 VERSION = 1
 WARM_UP_STEPS = 5
-"""Number of first steps that are not timed: first calls are slow, and the ledger tracks three steps."""
+"""Number of untimed initial steps: first calls are slow, and the ledger tracks the first three steps."""
 
 WAITING, RUNNING, COMPLETED, FAILED, STOPPED, LOST = (
     "waiting",

@@ -57,9 +57,9 @@ class RunMetrics:
 class RunInfo:
     """A run's row in a list. None means unknown; times are Unix seconds.
 
-    `intervals` are the times in which the run was active, `steps` is the number of planned steps, `step` the
-    last completed step (0: none). `has_checkpoint` is true for every run on several hosts: each host checks
-    for itself which checkpoints it has. `metrics` is None until the run's state has been read.
+    `intervals` are the periods in which the run was active, `steps` is the number of planned steps, and
+    `step` is the last completed step (0: none). `has_checkpoint` is true for every run on several hosts: each
+    host checks for itself which checkpoints it has. `metrics` is None until the run's state has been read.
 
     `strategy` of a user script is its observed parallel wrapper. The row of a race (`race`, made by
     race_row.py) contains the rows of its entries, whose `entry_of` is the path of the race.
@@ -210,7 +210,7 @@ def _read_wrapper(run: RunDir, attempt: int) -> str | None:
 
 
 def row_json(info: RunInfo) -> dict[str, object]:
-    """Return the row of `rankdeck runs --json`: a script's row has two keys of its own, a race's row four."""
+    """Return a row for `rankdeck runs --json`; scripts add two keys of their own, and races add four."""
     race = info.race
     row = {
         "run": info.name,

@@ -1,5 +1,5 @@
-"""Cache the rows of runs and races between reads and across program starts, so that a list of thousands
-appears at once.
+"""Cache the rows of runs and races between reads and across program starts, so that a list of thousands of
+runs appears immediately.
 
 The cache is never authoritative: a row is valid only as long as the names, lengths, times and inodes of its
 run's files do not change. Each folder of runs has one cache file; a file that is damaged, of another version

@@ -36,7 +36,7 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 
 @dataclass
 class _ReadPosition:
-    """Read positions in all files, with the resulting state.
+    """Position reached in each file, and the run state that results from the events before it.
 
     A read up to some time can start from this position if that time is not before `last_event_time`.
     `pending` holds the events of each file that were read but are later than the requested time.

@@ -68,7 +68,7 @@ class RunState(AttemptRows):
         self.num_events = 0
         self.counts = LineCounts()
         self.raised_problems: list[Problem] = []
-        """Problems in reading order; the property `problems` returns them in the order of the run."""
+        """Problems in the order read; the property `problems` returns them in the order of the run."""
         self.dropped: list[events.Dropped] = []
         self._problems: list[tuple[EventPosition, Problem]] = []
         self._num_rejected = 0
@@ -356,7 +356,7 @@ class RunState(AttemptRows):
         )
 
     def imbalance(self) -> Imbalance | None:
-        """Compare the lead device's peak with the median peak of the other devices; None if fewer than two
+        """Compare the fullest device's peak with the median peak of the other devices; None if fewer than two
         peaks are known."""
         return find_imbalance({index: device.peak_bytes for index, device in self.devices.items()})
 

@@ -1,4 +1,4 @@
-"""Follow fp16's loss scaling from rank 0's reports: the factor, and the steps skipped because of it.
+"""Track fp16's loss scaling from rank 0's reports: the factor, and the steps that the scaler skipped.
 
 Every rank has the same gradients, so one rank reports for all. Source: torch.amp.GradScaler.
 """

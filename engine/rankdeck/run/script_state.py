@@ -89,7 +89,7 @@ class ScriptState:
 
     @property
     def first_nonfinite_step(self) -> int | None:
-        """The first sampled step with a loss that was not finite on some rank."""
+        """The first sampled step in which any rank's loss was NaN or infinite."""
         steps = (observation.not_finite for observation in self.observations.values())
         return min((step for step in steps if step is not None), default=None)
 
@@ -105,7 +105,7 @@ class ScriptState:
 
     @property
     def standalone_ranks(self) -> list[int]:
-        """Rank numbers of processes that train on their own, next to the run's ranks."""
+        """Rank numbers of processes that train on their own, alongside the run's ranks."""
         observed = self._latest_attempt and self._latest_attempt.script_joiner
         return sorted(observed.standalone) if observed else []
 

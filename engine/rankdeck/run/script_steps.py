@@ -2,11 +2,11 @@
 
 The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
 So a step gets a row as soon as the leading rank has taken the step. The leading rank is the lowest rank with
-at least half as many steps as the rank with the most. A row's step, time, learning rate and wait are the
-leading rank's, its loss is the mean and its sample count the sum over the ranks that reported them. A rank
-takes part in a step only if it ended that step at about the same time as the leading rank. So a rank that
-trains at its own pace takes no part, and neither does a process that trains on its own next to the run's
-ranks (`standalone`).
+at least half as many steps as the rank with the most steps. A row's step, time, learning rate and wait are
+the leading rank's, its loss is the mean and its sample count the sum over the ranks that reported them. A
+rank takes part in a step only if it ended that step at about the same time as the leading rank. So a rank
+that trains at its own pace takes no part, and neither does a process that trains on its own alongside the
+run's ranks (`standalone`).
 
 A late report from another rank changes rows that were already returned: `join` then starts with the first
 changed row. Memory is bounded, because only each rank's newest steps are held for such changes.
@@ -42,7 +42,7 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps held for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum difference of a step's end time between two ranks that take part in it; more for longer steps."""
+"""Maximum gap between two ranks' end times of a shared step, or the step's duration if that is longer."""
 _MAX_JOIN = 1 << 16
 
 

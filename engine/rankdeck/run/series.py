@@ -1,10 +1,10 @@
-"""Store growing curves so that any window of them is drawn in constant time.
+"""Store growing curves so that any window of them can be drawn in constant time.
 
 A `Series` holds the newest points individually and, above them, tiers of bins: a bin of tier k is the minimum
 and maximum of 8**k points and starts at a multiple of 8**k, so bins do not shift while points arrive. Every
 tier slides over a fixed number of bins: older data is coarser, and memory stays bounded (a day at 1000 points
-a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills series,
-charts draw windows of them.
+a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills the
+series, and charts draw windows of them.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Series:
             track.truncate(count // TIER_FACTOR**level)
 
     def window(self, x0: float, x1: float, max_points: int, curve: int = 0) -> Window:
-        """Return at most about `max_points` bins that cover [x0, x1], plus one bin on each side."""
+        """Return bins that cover [x0, x1] (about `max_points` or fewer), plus one bin on each side."""
         tracks = [self._raw, *self._tiers]
         for level, track in enumerate(tracks):
             is_coarsest = level == len(tracks) - 1

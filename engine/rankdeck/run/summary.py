@@ -270,7 +270,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     # UNSET omits the key from the JSON: only `show` looks for findings.
     findings: list[Problem] | msgspec.UnsetType = msgspec.UNSET
-    """Findings of rules about the metrics; set by `show`."""
+    """Findings from applying rules to the metrics; set by `show`."""
 
     def facts(self) -> dict[str, object]:
         """Return the data that `show --json` prints."""

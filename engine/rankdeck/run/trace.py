@@ -157,7 +157,7 @@ def _steps_track_name(rank: int) -> TraceEvent:
 
 
 def _is_finite(event: TraceEvent) -> bool:
-    """Check whether a viewer can show the event's numbers, since a script may log any value."""
+    """Check whether the event's numbers are in a range that viewers can show; a script may log any value."""
     numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
     return all(abs(number) < MAX_VALUE for number in numbers)
 
@@ -190,7 +190,7 @@ def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
 def _memory_events(
     reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
 ) -> Iterator[TraceEvent]:
-    """Yield memory counters; a peak that is only a sum over owners is left out."""
+    """Yield memory counters, without the peak if the values sum only the tensors with a known owner."""
     for device in reading.devices:
         values = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
         values["live_bytes"] = device.live_bytes

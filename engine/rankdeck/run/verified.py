@@ -25,8 +25,8 @@ OUTCOME_TEXTS: Mapping[str, str] = {
     UNCHECKED: tr_noop("not verified"),
     "failed": tr_noop("cannot run"),
 }
-"""Texts by outcome of events.Verified, and for "failed": a strategy that refused to run before the
-comparison."""
+"""Texts by outcome of events.Verified. The additional key "failed" is for a strategy that refused to run, so
+that nothing was compared."""
 
 _EQUAL_TEXT = tr_noop(
     "Verified: matches one device (largest difference {largest} after two steps in {precision})"
@@ -77,7 +77,7 @@ def verified_cell(verified: events.Verified) -> Phrase:
 
 
 def verified_detail(verified: events.Verified) -> str:
-    """Format 'largest difference 6e-16', the names of tensors, or why nothing was compared."""
+    """Format 'largest difference 6e-16', the tensors that differ most, or why nothing was compared."""
     if verified.outcome == UNCHECKED:
         return _reason(verified)
     if verified.outcome == DIFFERS:
@@ -114,7 +114,7 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """Return the newest result of attempts with the last attempt's strategy; `attempts` is oldest first."""
+    """Return the newest result for the last attempt's strategy and options; `attempts` is oldest first."""
     results = [
         verified
         for started, verified in reversed(attempts)

@@ -11,8 +11,8 @@
       clocks.jsonl          clock offsets of the hosts of a multi-host run (event_reader.py)
       guard.lock (flock = alive)  control.sock  end.json
 
-This directory is all that the app and the command line use to identify a run. Read event_files.py and
-event_reader.py next.
+The app and the command line identify a run by this directory alone. Read event_files.py and event_reader.py
+next.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def events_from_end(path: Path) -> Iterator[events.AnyEvent]:
 
 
 def first_events(path: Path, num_bytes: int = 1 << 16) -> list[events.AnyEvent]:
-    """Return the events in the first bytes of a file; empty if the file does not exist."""
+    """Return the events in a file's first `num_bytes` bytes; empty if the file does not exist."""
     try:
         lines = files.read_at(path, 0, num_bytes).split(b"\n")[:-1]
     except OSError:
@@ -78,9 +78,9 @@ def first_events(path: Path, num_bytes: int = 1 << 16) -> list[events.AnyEvent]:
 class EventWriter:
     """Writer of events to one file: one line and one write per event, with consecutive `seq` numbers.
 
-    An existing file is continued, and `is_continued` is then true if that file had events. A full disk never
-    raises an error: the line is dropped and counted, and reported as soon as there is space again. `dropped`
-    counts all dropped lines, `num_unreported` those that no event has reported yet.
+    Events are appended to an existing file; `is_continued` is true if that file had events. A full disk never
+    raises an error: the line is dropped and counted, and the count is reported once there is space again.
+    `dropped` counts all dropped lines, `num_unreported` those that no event has reported yet.
     """
 
     def __init__(self, path: Path) -> None:

@@ -366,7 +366,7 @@ class Strategy(ABC):
 def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
     """Return the module's forward, compiled if the run asks for it; weights keep their identity and names.
 
-    A model with its own loss first runs uncompiled: a compiled graph does not show how the loss is averaged.
+    A model with its own loss runs its first forward uncompiled: compilation hides how the loss is averaged.
     """
     if not setup.compile:
         return module

@@ -160,7 +160,7 @@ class Ddp(Strategy):
             self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Run the plain module on this rank's samples, with the buffers that rank 0 will save."""
+        """Evaluate the unwrapped module on this rank's samples, with the buffers that rank 0 will save."""
         self.broadcast_buffers()
         # Not the wrapper: its forward broadcasts buffers, for which the other ranks would wait where this one
         # has no samples.

@@ -67,7 +67,7 @@ class PipelineFacts:
 
 
 class StrategyFacts:
-    """Facts of a strategy that sends nothing. A method returns None if its value is unknown."""
+    """Facts about a strategy that sends nothing. A method returns None if its value is unknown."""
 
     def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Wrap forward and backward of a microstep, for strategies that count what happens during them."""
@@ -91,7 +91,7 @@ class StrategyFacts:
 
 
 class SyncFacts(StrategyFacts):
-    """Facts of a gradient sync that runs after backward and counts the bytes that it sends."""
+    """Facts about a gradient sync that runs after backward and counts the bytes that it sends."""
 
     def __init__(self, sync: GradientSync, suffix: str = "") -> None:
         self._sync = sync
@@ -118,7 +118,7 @@ def _with_compression(algorithm: str, compress: str) -> str:
 
 
 class DdpFacts(StrategyFacts):
-    """Facts of torch's DistributedDataParallel, whose all-reduces overlap with backward; torch logs their
+    """Facts about torch's DistributedDataParallel, whose all-reduces overlap with backward; torch logs their
     times."""
 
     def __init__(
@@ -131,7 +131,7 @@ class DdpFacts(StrategyFacts):
         spans.find_late_spans = self._late_spans
 
     def before_forward(self) -> None:
-        """Let torch time the backward of a step whose spans are recorded."""
+        """Have torch time this step's backward if the step's spans are recorded."""
         if self._spans.is_recording:
             set_backward_timing(self._ddp, True)
 
@@ -159,7 +159,7 @@ class DdpFacts(StrategyFacts):
 
 @dataclass(frozen=True)
 class ShardFacts(StrategyFacts):
-    """Facts of a strategy with sharded weights; a formula in parallel/fsdp/blocks.py gives the bytes."""
+    """Facts about a strategy with sharded weights; a formula in parallel/fsdp/blocks.py gives the bytes."""
 
     model: nn.Module
     sharding: Sharding
@@ -175,7 +175,7 @@ class ShardFacts(StrategyFacts):
 
 
 class CollectiveFacts(StrategyFacts):
-    """Facts of all-reduces inside layers: their sizes are observed; the bytes that a ring all-reduce would
+    """Facts about all-reduces inside layers: their sizes are observed; the bytes that a ring all-reduce would
     send are computed by formula.
 
     Only the second step is counted: all steps send the same bytes, and the first one also sets up layouts.
@@ -200,7 +200,7 @@ class CollectiveFacts(StrategyFacts):
 
 
 class StageFacts(StrategyFacts):
-    """Facts of a pipeline: sends are counted one by one; the bytes of tied weights are computed by
+    """Facts about a pipeline: sends are counted one by one; the bytes of tied weights are computed by
     formula."""
 
     def __init__(
@@ -240,7 +240,7 @@ class StageFacts(StrategyFacts):
 
 
 class FanOutFacts(StrategyFacts):
-    """Facts of dp in a rehearsal: bytes moved between virtual devices, and CPU time of their threads."""
+    """Facts about dp in a rehearsal: bytes moved between virtual devices, and CPU time of their threads."""
 
     def __init__(self, threads: ReplicaThreads) -> None:
         self._threads = threads
@@ -264,16 +264,16 @@ class FanOutFacts(StrategyFacts):
     def busy_s(self) -> list[float]:
         """Return CPU seconds by device.
 
-        Device 0 includes the calling thread, which scatters, gathers, computes the loss and steps the
-        optimizer.
+        Device 0's time includes that of the calling thread, which scatters, gathers, computes the loss and
+        steps the optimizer.
         """
         lead, *others = self._threads.busy_s
         return [lead + time.thread_time(), *others]
 
 
 class LayerSplitFacts(StrategyFacts):
-    """Facts of layers that one thread runs on several devices: each device's busy time, and the bytes that
-    cross the cuts."""
+    """Facts about layers that one thread runs on several devices: each device's busy time, and the bytes that
+    cross the cuts between devices."""
 
     def __init__(self, num_devices: int, spans: SpanRecorder, *, is_rehearsal: bool) -> None:
         self.steps = 0

@@ -290,8 +290,8 @@ class _HybridPipeline(PipelineParallel):
             retie_weights(self.module, ties, self.stages.local_modules())
 
     def require_varying_sizes(self) -> None:
-        """Check that the strategy supports samples of different sizes. Sharded weights are refused: sharding
-        ranks must run the same all-gathers, but read different batches."""
+        """Check that the strategy supports samples of different sizes. Sharded weights are refused: the ranks
+        along shard must run the same all-gathers, but read different batches."""
         # New sizes need a forward of all shards, but only one of them may have met a batch with these sizes.
         super().require_varying_sizes()
         if "shard" in self._axes:

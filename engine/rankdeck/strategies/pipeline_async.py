@@ -70,8 +70,8 @@ class AsyncPipeline(PipelineParallel):
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Number of stages after this one. Once the pipeline is full, the same number of microbatches is in
-        flight here between two microsteps."""
+        """Number of stages after this one. Once the pipeline is full, this stage has as many microbatches in
+        flight between two microsteps."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
         self._in_flight: deque[_Microbatch] = deque()
@@ -289,8 +289,8 @@ class AsyncPipeline(PipelineParallel):
                     work.wait()
 
     def _adopt_in_flight(self) -> None:
-        """Register the tensors of microbatches in flight with the ledger, if it starts to track in the middle
-        of the run."""
+        """Register the tensors of microbatches in flight with the ledger, if tracking has started in the
+        middle of the run."""
         ledger = self.ledger
         is_followed = ledger.is_tracking
         if is_followed and not self._was_tracked:

@@ -79,7 +79,7 @@ class ProcessIdentities:
 
 
 def _valid_utf8(text: str) -> str:
-    """Replace incomplete characters with question marks: the kernel cuts a name at 15 bytes."""
+    """Replace incomplete characters with question marks: the kernel truncates process names to 15 bytes."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,9 +1,9 @@
 """Share a sampler's current call with its watcher in shared memory: the device, the call, and its start time.
 
 A library that crashes ends its process without a message. The last mark names the device of the crashed call,
-so that the next sampler can skip it; an old mark means that a call has hung. Python writes the stack of the
-crashed thread after the mark: one of the sampler's threads waits for events, and no device is to blame if
-that thread crashes.
+so that the next sampler can skip it; an old mark means that a call has hung. Python stores the crashed
+thread's stack behind the mark, because no device is to blame if the crashed thread is the one that waits for
+events.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the device is not lost, but its memory reading is stale."""
+        """Whether the device's memory reading is stale; False for a lost device."""
         return not self.is_lost and self.states.get("used_bytes") == "stale"
 
     @property
@@ -163,7 +163,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def slowed_by(self) -> list[str]:
-        """Texts of the reasons why the device's clocks are lowered."""
+        """Descriptions of the reasons why the device's clocks are lowered."""
         return throttle_reasons(self.throttle or 0)
 
     def as_json(self) -> dict[str, object]:

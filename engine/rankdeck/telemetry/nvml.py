@@ -1,9 +1,9 @@
 """Read GPUs through NVML, the library behind nvidia-smi; only the sampler's process uses this provider.
 
 NVML is opened once per process, static facts are read once, and each metric takes one call. A call that a GPU
-does not support is remembered and retried once a minute. A slow call is then paused for 20 times its
-duration, so that it never takes more than 5 % of the time. nvml_devices.py lists the GPUs, and nvml_events.py
-receives XID errors.
+does not support is remembered and retried once a minute. After a slow call, the same call is paused for 20
+times its duration, so that it never takes more than 5 % of the time. nvml_devices.py lists the GPUs, and
+nvml_events.py receives XID errors.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from rankdeck.telemetry.readings import (
 # devices.
 MEMORY_INTERVAL_S = 1.0
 RAISE_INTERVAL_S = 60.0
-"""Minimum time between two problem reports about a GPU that is repeatedly lost and back."""
+"""Minimum time between two problem reports about a GPU that is repeatedly lost and found again."""
 _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 
 
@@ -147,7 +147,7 @@ class RunSink:
         return events.DeviceSample(device=self._index[entry.uuid], processes=rows)
 
     def _rank_of(self, pid: int) -> int | None:
-        """Return the rank of this process or of its session: child processes share their rank's session."""
+        """Return the rank whose process is `pid`, or whose session `pid` shares, as child processes do."""
         try:
             return self._ranks.get(pid, self._ranks.get(os.getsid(pid)))
         except OSError:

@@ -6,7 +6,7 @@
 A crash or hang of the driver's library, or the loss of a device, affects only this process, which then ends,
 waits or reports the loss. sampler_process.py starts and watches it. Reads are spread out: each device's 1 Hz
 metrics are read in one of every ten ticks, chosen by the device's index, so that with up to ten devices no
-tick reads these metrics of more than one device. Missed ticks are skipped.
+tick reads them for more than one device. Missed ticks are skipped.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Track since when no device has returned a value."""
+        """Update the time since which no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None
@@ -219,7 +219,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _marked(self, device: Device) -> Iterator[None]:
-        """Mark the device for the watcher, and skip the rest of the block if the device is lost."""
+        """Mark the device for the watcher; if the `with` block raises DeviceLostError, report the loss."""
         self._mark_call(device.uuid)
         try:
             yield

@@ -26,7 +26,7 @@ HEALTHY_AFTER_S = 60.0
 """Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""If no poll happened for this long, this process was suspended, and so was the sampler."""
+"""Gap between two polls that shows that this process, and the sampler with it, was suspended."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals of a crashing library. Any other signal came from outside the sampler and says nothing about a

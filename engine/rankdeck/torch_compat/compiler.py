@@ -26,7 +26,7 @@ from .private_api import PrivateApi
 _DYNAMO = "torch._dynamo"
 _SLOW_START = "runs take a second longer to start"
 _DISABLED_ATTRIBUTE = "__dynamo_disable"
-"""Attribute in which torch stores the version of a function that the compiler skips."""
+"""Attribute of a function in which torch stores the variant of the function that the compiler skips."""
 PRIVATE_APIS = (
     PrivateApi("torch.optim.optimizer:_use_grad_for_differentiable", _SLOW_START, parameters=("func",)),
     PrivateApi("torch._compile:_disable_dynamo", _SLOW_START, parameters=("fn",)),
@@ -116,7 +116,7 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
 """Code that does what torch's wrapper of an optimizer step does outside a graph. It runs with the globals of
-torch's module, which include `torch`."""
+torch.optim.optimizer, which include `torch`."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
 """Names that torch's wrapper of an optimizer step uses. A wrapper that uses other names does other work, and
 is not replaced."""

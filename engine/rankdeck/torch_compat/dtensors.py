@@ -1,4 +1,4 @@
-"""The local tensor that a DTensor has on this rank, without autograd and without importing DTensor."""
+"""Access to a DTensor's local tensor on this rank, without autograd and without importing DTensor."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's local tensor of a DTensor; any other tensor unchanged."""
+    """Return this rank's local tensor of a DTensor; return any other tensor unchanged."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local

@@ -2,9 +2,9 @@
 group.
 
 torch reduce-scatters only gradients that exist. Ranks that used different weights would hang if their
-gradients differ in total size; if the sizes are equal, gradients of different weights would be summed. Since
-2.13 torch can scatter zeros for missing gradients (`set_reduce_scatter_unused_params`), but does not report
-for which weights it does so.
+gradients differed in total size; if the sizes were equal, gradients of different weights would be summed.
+Since 2.13 torch can scatter zeros for missing gradients (`set_reduce_scatter_unused_params`), but does not
+report for which weights it does so.
 
 Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, FSDPParamGroup.post_backward.
 """

@@ -1,4 +1,4 @@
-"""Methods of torch, and of Python's threads, that are wrapped while the memory ledger tracks.
+"""Methods of torch, and of Python's threads, that are wrapped while the memory ledger is tracking.
 
 If torch moves one of these methods, the ledger continues without wrapping it: resizes by FSDP, the kind of
 the tensors that FSDP gathers and scatters, and the shapes in DTensor's sharding propagation are then tracked
@@ -39,7 +39,7 @@ PRIVATE_APIS = (
 
 
 class LedgerPatches(AttributePatches):
-    """Patches that wrap methods while the memory ledger tracks."""
+    """Patches that wrap methods while the memory ledger is tracking."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A module's own tables; changing them in place replaces the module's weights without calling its code."""
+"""A module's own tables of weights, buffers and children, to be changed without calling the module's code."""
 
 from __future__ import annotations
 

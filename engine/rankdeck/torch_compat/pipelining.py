@@ -85,7 +85,7 @@ def clone_view(tensor: Tensor) -> Tensor:
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:
-    """Return the tensors, one per microbatch, into which a stage receives activations and gradients."""
+    """Return the buffers into which a stage receives activations and gradients, for every microbatch."""
     infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
     buffers = [getattr(info, "buffer", None) for group in infos for info in group]
     return [buffer for buffer in buffers if buffer is not None]

@@ -1,4 +1,4 @@
-"""Private APIs of torch that the engine uses, and a check whether torch has changed them."""
+"""Private APIs of torch that the engine uses, and a check for changes to them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PRIVATE_APIS = (
 
 
 def is_cuda_fork_broken() -> bool:
-    """Check whether CUDA was initialized before this process was forked; CUDA then never works in this
+    """Check whether CUDA was initialized before this process was forked; if so, CUDA cannot work in this
     process."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())

@@ -82,7 +82,7 @@ processes."""
 
 
 class ShapeCache:
-    """Cache of operations' results. Several threads and passes can share `known`."""
+    """Cache of operations' results. Several threads and passes can share `known_outputs`."""
 
     def __init__(self, known_outputs: KnownOutputs | None = None) -> None:
         self._known: KnownOutputs = {} if known_outputs is None else known_outputs
@@ -151,8 +151,8 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, 
 
 
 def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
-    """Return an operation's first argument, or the first item of that argument, if it is a fake tensor;
-    otherwise None."""
+    """Return an operation's first argument, or that argument's first item, whichever is a fake tensor; None
+    if neither is."""
     first = args[0]
     if type(first) in (list, tuple) and first:
         first = first[0]

@@ -2,7 +2,7 @@
 
 fully_shard, the strategy `tensor`, and the code that fills a model built on the meta device create new
 Parameters, and torch copies neither attributes nor hooks to them. A hook is called with the gradient of the
-new Parameter; training/preflight_checks.py refuses hooks whose result would differ.
+new Parameter; training/preflight_checks.py refuses hooks whose results for parts of a batch do not add up.
 """
 
 from __future__ import annotations

@@ -288,8 +288,8 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report once that the loss does not add up over microsteps, from one of the ranks that compute the
-        loss."""
+        """Report once, on one of the ranks that compute the loss, that the loss does not add up over
+        microsteps."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

@@ -35,8 +35,8 @@ from rankdeck.training.sampling_budget import ALWAYS_RECORDED_STEPS, SamplingBud
 GPU_MEMORY_INTERVAL_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
 _COMM_REPORT_STEP = 3
-"""Step of this process (from 1) after which the bytes sent are known; they are reported after this step and
-after the last step."""
+"""Step, counted from 1 in this process, after which the bytes sent are known; they are reported after this
+step and after the last step."""
 
 
 class StepMonitor:
@@ -147,13 +147,14 @@ class StepMonitor:
             self._tracked_batches.add(shape)
 
     def end_step(self) -> None:
-        """End the step; the times of its spans become known now or later."""
+        """End the step, and write sampled steps whose phases are known by now."""
         self._spans.end_step()
         if self._spans.is_waiting:
             self.write_spans(wait=False)
 
     def report(self, facts: StepFacts, nth: int, *, is_last: bool) -> None:
-        """Write the reports that are due after a step that took `facts.step_s`."""
+        """Add the step's time, `facts.step_s`, to the sampling budgets, and write the reports that are
+        due."""
         followed, is_typical = self._is_tracked, not self._is_new_batch
         cpu_s = time.process_time() - self._cpu_started_s
         self._sampling.record(nth, facts.step_s, is_tracked=followed, is_typical=is_typical, cpu_s=cpu_s)
@@ -187,7 +188,7 @@ class StepMonitor:
         self._write_memory(step, events.MEASURED_ON_GPU, readings)
 
     def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
-        """Report the devices' memory while the frames of the failed allocation still exist."""
+        """Report the devices' memory. Call it while the exception's frames still keep the tensors alive."""
         event = events.OutOfMemory(rank=self._rank, step=step, allocation=allocation)
         strategy, device = self._strategy, None
         event.module = failing_module(error, strategy.module)

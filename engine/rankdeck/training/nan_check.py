@@ -116,7 +116,7 @@ def find_non_finite(module: nn.Module, inputs: Any, *, forward_is_local: bool = 
 
 
 def _to_module(inputs: Any, module: nn.Module) -> Any:
-    """Move the loader's batch to the module's device, in its precision."""
+    """Move the loader's batch to the module's device and convert it to the module's precision."""
     weight = next(module.parameters())
     return map_tensors(cast_to(inputs, weight.dtype), lambda tensor: tensor.to(weight.device))
 

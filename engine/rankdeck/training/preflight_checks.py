@@ -1,7 +1,7 @@
 """Check gradients, optimizer and hooks once the model is built, before the first step.
 
-A run is refused for gradients that its strategy cannot send, an optimizer that does not work on split
-weights, or hooks that would be lost. Read assembly.py first.
+A run is refused for sparse gradients that it does not support, an optimizer that does not work on split
+weights, or hooks whose results for parts of a batch do not add up. Read assembly.py first.
 """
 
 from __future__ import annotations

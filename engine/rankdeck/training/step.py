@@ -186,7 +186,7 @@ class OptimizerStep:
         """Turn gradients of sum/global_batch into gradients of sum/count. Without targets, gradients become
         0.
 
-        A count can be a sum of weights, and can therefore be below 1.
+        A count can be a sum of the targets' weights, and can therefore be below 1.
         """
         factor = self._train.global_batch / torch.where(count > 0, count, 1.0)
         gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]

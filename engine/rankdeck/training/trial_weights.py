@@ -22,8 +22,8 @@ from rankdeck.torch_compat.modules import parameter_names
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 _MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
-"""Maximum total number of elements of the trial weights that keep their full size, and maximum side of all
-other trial weights.
+"""Maximum total number of elements of the trial weights that keep their full size, and maximum side length of
+all other trial weights.
 
 Optimizers often treat matrices with sides of 128 and more differently from smaller matrices.
 """
@@ -121,8 +121,8 @@ def make_trial_weights(
 ) -> list[TrialWeight]:
     """Make a trial weight for each weight of the layout, sharded as in `module`.
 
-    Without `thorough`, and in a plan, only the first and the last weight of each kind are used. If `dtype` is
-    fp64, all floating-point trial weights are fp64.
+    Without `thorough`, in a plan, or for more than `_MAX_WEIGHTS` weights, use only the first and the last
+    weight of each kind. If `dtype` is fp64, all floating-point trial weights are fp64.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}

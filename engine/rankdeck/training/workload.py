@@ -153,7 +153,7 @@ def prepare(config: RunConfig) -> None:
 
 
 def load(config: RunConfig) -> Workload:
-    """Load the workload; the strategy builds model and optimizer later, on their devices.
+    """Load the workload; the strategy later builds the model and the optimizer on the run's devices.
 
     Raises: DataError, ModelError, ConfigError.
     """
@@ -173,7 +173,7 @@ def read_user_sample(dataset: SampleSet, index: int) -> Any:
 
 
 def merge_sample(batch: tuple[Any, Any]) -> Any:
-    """Return the dict that a loader has split into the pair `batch`; `batch` itself if it was no dict."""
+    """Return the dict that a loader has split into the pair `batch`; `batch` itself if there was no dict."""
     inputs, targets = batch
     # A loader splits a dict without copying, so identity shows that both are from one.
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
@@ -239,7 +239,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build a configuration's loss. If the model computes the loss, the target counts are not known yet."""
+    """Build a configuration's loss. If the model computes the loss, only a forward determines the count."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))

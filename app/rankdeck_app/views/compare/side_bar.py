@@ -81,8 +81,8 @@ class _ComparableFilter(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """The Compare side bar. `acts` holds callbacks: add adds runs, open opens a recent comparison, and pick
-    lets the user choose several runs.
+    """The Compare side bar. `acts` holds the callbacks add (add runs), open (open a recent comparison) and
+    pick (let the user choose several runs).
 
     `set_comparing` sets the current comparison.
     """

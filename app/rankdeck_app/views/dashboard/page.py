@@ -260,7 +260,7 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Restore the user's card layout for the run's strategy, or for scripts, once this is known."""
+        """Restore the user's card layout for scripts or the run's strategy, once the run's kind is known."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))

@@ -137,7 +137,7 @@ def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
 
 
 def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
-    """Return the texts with `age` appended, in successively shorter forms, and then the texts without it."""
+    """Return the texts with 'sampled' and `age` appended, then with only `age` appended, then unchanged."""
     if not age:
         return tuple(texts)
     sampled = tr("sampled {age}", age=age)
@@ -161,7 +161,7 @@ def _measured_step_text(run: RunView) -> tuple[str, str]:
 
 
 def _prediction_text(data: VramBarsData) -> str:
-    """Return the prediction for the fullest device."""
+    """Return the predicted memory of the fullest device, and the prediction's error, as text."""
     fullest = max(data.bars, key=lambda bar: bar.total_bytes or 0)
     if not fullest.total_bytes or fullest.predicted_bytes is None:
         return ""

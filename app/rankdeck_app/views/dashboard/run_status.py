@@ -73,8 +73,8 @@ def _remaining_or_held_out_stat(run: RunView) -> Stat:
 
 
 def _imbalance_stats(run: RunView) -> list[Stat]:
-    """Return a cell that compares the lead device with the median of the others; for a single device, a cell
-    with its peak."""
+    """Return a cell that compares the lead device's memory with the median of the others; for a single
+    device, a cell with its peak memory."""
     if len(run.devices) != 1:
         is_known = run.imbalance is not None
         labels = [run.device_label(device) for device in run.charted_devices]

@@ -37,8 +37,8 @@ from rankdeck_app.widgets.painting import chart_font
 
 HEADER_HEIGHT = 36
 _MIN_BODY_HEIGHT, _DEFAULT_BODY_HEIGHT = 120, 200
-"""Heights in pixels of the summary's body: the minimum, and the available height from which the summary is
-open by default."""
+"""Heights in pixels of the summary's body: the minimum, and the smallest available height at which the
+summary is open by default."""
 _CHARTS_HEIGHT = 520
 """Height in pixels that the page reserves for the strip, two rows of readable cards and the time bar."""
 _MAX_DEVICES = 4

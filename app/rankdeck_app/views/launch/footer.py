@@ -1,7 +1,7 @@
 """The fixed footer of the launch side bar: the memory estimate and the Launch button.
 
-If the draft has problems, the first one replaces the estimate, and the button leads to that problem. A click
-on the estimate opens the plan of every strategy. For a script, no memory is predicted, and the footer
+If the draft has problems, the first one replaces the estimate, and a click on Launch goes to that problem. A
+click on the estimate opens the plan of every strategy. For a script, no memory is predicted, and the footer
 describes the script that would be started.
 """
 

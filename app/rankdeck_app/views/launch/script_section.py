@@ -56,8 +56,8 @@ class VariablesEdit(QPlainTextEdit):
 
 
 class FileBox(ComboBox):
-    """Editable box in which the user types a script or chooses one from the list. `popup_opened` is emitted
-    before the list is shown."""
+    """Editable box in which the user types a script's path or module, or chooses a script from the list.
+    `popup_opened` is emitted before the list is shown."""
 
     popup_opened = Signal()
 
@@ -170,7 +170,7 @@ class ScriptSection(QWidget):
         return FormLine(label, editor, hint, *trailing, label_width=LABEL_WIDTH, name=accessible_name)
 
     def find_line(self, problem: Problem) -> FormLine | None:
-        """Return the line of the form to which a problem belongs; None if there is none."""
+        """Return the form line to which a problem belongs; None if there is no such line."""
         section, _, field = (problem.path or "").partition(".")
         return self.lines.get(field) if section == "script" else None
 

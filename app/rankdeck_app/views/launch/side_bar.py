@@ -234,7 +234,7 @@ class ModelSection(QWidget):
 
     @property
     def more_form(self) -> DraftForm:
-        """The form of the less common options, created on first use."""
+        """The form with the less common options, created on first use."""
         if self._more_form is None:
             self._more_form = DraftForm(self._theme, self._draft, self._more_rows)
             # A problem may create the form while "More" is closed.

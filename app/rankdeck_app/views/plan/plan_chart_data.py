@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of all bars, up to the capacity, or to the largest total if `is_fitted` or without a capacity."""
+    """Scale of all bars: up to the capacity, or the largest total if `is_fitted` or no capacity is known."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -383,7 +383,7 @@ def fixes(plan: DraftPlan) -> list[PlanLine]:
 
 
 def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
-    """Yield one row per strategy and device, in bytes and seconds."""
+    """Yield one row per strategy and device, with memory in bytes and step times in seconds."""
     yield (
         "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,
         "step_low_s", "step_high_s", "one_device",

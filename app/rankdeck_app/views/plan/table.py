@@ -78,7 +78,7 @@ def _bars_title_width(columns: PlanColumns) -> int:
 
 
 class PlanHeader(QWidget):
-    """The table's header. `width_of` returns the width of the rows, without a scroll bar."""
+    """The table's header. `width_of` returns the width of the rows, excluding the scroll bar."""
 
     def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
         super().__init__()

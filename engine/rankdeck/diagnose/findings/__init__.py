@@ -53,7 +53,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *waits.RULES,
     *pace.RULES,
 )
-"""Rules in order: problems that make learning useless come before those that make it slow, and causes before
+"""Rules in order: problems that make training useless come before those that make it slow, and causes before
 their possible consequences."""
 REFRESH_S = 60.0
 """Seconds for which a finding's text stays the same while a run is followed, although the run's metrics

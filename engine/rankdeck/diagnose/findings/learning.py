@@ -33,8 +33,8 @@ steps; the ratio is 2 in a linear warm-up."""
 EXPLODED_RATIO = 3.0
 """Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
-"""Share of its earlier decrease that a loss must have undone to count as exploded; if the lowest loss is near
-zero, even a large multiple of it is small."""
+"""Share of its earlier decrease that a loss must have undone to count as exploded; EXPLODED_RATIO alone would
+report even a tiny rise of a loss whose minimum is near zero."""
 ZERO_NORMS = 20
 """Minimum number of sampled steps without any gradient for a problem to be reported; a single step has no
 gradient if all its samples are padding."""

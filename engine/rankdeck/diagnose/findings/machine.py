@@ -29,7 +29,7 @@ process could use the rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:
-    """Find more threads than cores in runs that compute on CPUs; with GPUs torch's threads mostly sleep."""
+    """Find CPU runs with more threads than cores; with GPUs, torch's threads mostly sleep."""
     if context.attempt is None or context.cores is None or context.is_on_gpus:
         return None
     reported = {rank: context.attempt.script.ranks[rank].threads for rank in context.ranks}

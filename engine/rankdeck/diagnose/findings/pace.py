@@ -26,7 +26,7 @@ STRAGGLER_STEPS_SHARE = 0.8
 """Minimum share of the sampled steps in which a straggler is slow; a rank that is slow only now and then is
 not a straggler."""
 STRAGGLER_STEP_SHARE = 0.05
-"""Minimum delay by a straggler, as a share of a step; removing a smaller delay would not make steps
+"""Minimum delay caused by a straggler, as a share of a step; removing a smaller delay would not make steps
 noticeably faster."""
 BUBBLE_SHARE = 0.35
 """Minimum share of a step that a bubble must take to count as large. With the usual number of microbatches,

@@ -18,7 +18,7 @@ INPUT_SHARE = 0.3
 """Minimum share of a step that a wait for data must take to be reported; a loader that keeps up costs a few
 percent, and below a third other fixes come first."""
 MIN_WAIT_S = 0.002
-"""Minimum wait for data per step to report; collating a small batch takes this long, even in a worker."""
+"""Minimum reported wait for data per step; collating a small batch takes this long, even in a worker."""
 SYNC_SHARE = 0.4
 """Minimum share of a step that communication not hidden by computation must take to be reported; below this,
 more devices still pay off."""

@@ -27,7 +27,7 @@ HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
     """Return a gradient's shape as a matrix (rows, columns), or None if PowerSGD would not save enough.
 
-    P and Q must together have less than half of the gradient's elements, as in torch's own hook.
+    P and Q together must have fewer than half as many elements as the gradient, as in torch's own hook.
     """
     if len(shape) < 2:
         return None
@@ -45,8 +45,8 @@ class PowerSgd:
         self._state_tensors = {"left_out": self._errors, "q": self._q}
 
     def sync(self, gradients: Sequence[Tensor], sum_up: AllReduceFn) -> None:
-        """Replace each gradient in place by an approximation of its sum over all ranks, with the same bits on
-        every rank.
+        """Replace each gradient in place with an approximation of its sum over all ranks, bitwise identical
+        on every rank.
 
         Every call must pass the same gradients in the same order.
         """

@@ -83,8 +83,8 @@ ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "all-to-all": _all_to_all_sum,
     "ring": ring_sum,
 }
-"""All-reduce functions by name; each sums a contiguous tensor (N,) over the group's ranks in place, with the
-same bits on all ranks."""
+"""All-reduce functions by name; each sums a contiguous tensor (N,) over the group's ranks in place, with a
+bitwise identical result on all ranks."""
 _ROOT_RANK = 0
 _MAX_NAMES = 8
 """Maximum number of parameter names in one message."""
@@ -123,7 +123,7 @@ class GradientSync:
         self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
 
     def sync(self, gradients: Sequence[Tensor]) -> None:
-        """Replace each gradient in place by its sum over the group, with the same bits on every rank.
+        """Replace each gradient in place with its sum over the group, bitwise identical on every rank.
 
         All ranks pass gradients of the same shapes in the same order.
         """

@@ -61,7 +61,7 @@ class ReplicaError(TrainingError):
 
 
 class ReplicaThreads:
-    """A thread, a random state and a busy time per device. Close it, or use it as a context manager.
+    """Pool with one thread, random state and busy time per device. Close it, or use it as a context manager.
 
     While a ledger is tracking, replicas take turns, so that the sum of all devices' bytes, as an allocator
     sees it, rises in the same way in every run. Each device's own numbers do not depend on this.
@@ -213,7 +213,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Check whether random states have equal bytes, without torch, which computes no values in planning."""
+    """Check whether two random states are equal, without torch, which computes no values during planning."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

@@ -1,7 +1,7 @@
 """Ring all-reduce: every rank sends only to the next rank, and a sum needs two laps.
 
     flat = [chunk 0 | chunk 1 | ... | chunk n-1]
-    lap 1, reduce-scatter   n-1 times: send a chunk on, add the received chunk to the local copy of it.
+    lap 1, reduce-scatter   n-1 times: send a chunk on, add the received chunk to its local counterpart.
                             Rank r then holds the complete sum of chunk r+1.
     lap 2, all-gather       n-1 times: send a finished chunk on, keep the received chunk.
 

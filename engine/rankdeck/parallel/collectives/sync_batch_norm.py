@@ -4,7 +4,7 @@
     backward   the mean gradient, and its mean product with the normalized input, over all ranks
 
 Slices may differ in size. For C channels, each rank sends (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers per
-layer and step, in the middle of forward and backward, with no computation to overlap them. On GPUs
+layer and step, in the middle of forward and backward, with no computation to overlap with. On GPUs
 torch.nn.SyncBatchNorm does this, but it refuses CPU tensors; this version is for rehearsals. Source: Chan,
 Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """

@@ -41,7 +41,7 @@ _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 
 @dataclass(frozen=True)
 class Sharding:
-    """Settings for cutting weights across the ranks of `mesh`.
+    """Settings for sharding weights across the ranks of `mesh`.
 
     `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers
     weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their own.
@@ -55,9 +55,9 @@ class Sharding:
     def shard(
         self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda module: None
     ) -> list[nn.Parameter]:
-        """Cut the model's weights in place; return those that stay replicated on every rank.
+        """Shard the model's weights in place; return those that stay replicated on every rank.
 
-        `prepare(module)` is called before a module is cut (see MetaInitModel.materialize).
+        `prepare(module)` is called before a module is sharded (see MetaInitModel.materialize).
         """
         policy = BF16_POLICY if self.is_bf16 else MixedPrecisionPolicy()
         replicated: list[nn.Parameter] = []
@@ -89,7 +89,7 @@ class Sharding:
         return replicated
 
     def _shard_norms(self, submodule: nn.Module) -> None:
-        """With `is_bf16`, make batch norms groups of their own, so that their weights stay fp32 like their
+        """Make each batch norm an FSDP group of its own if `is_bf16`, so that its weights stay fp32 like its
         statistics."""
         for module in list(submodule.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
@@ -120,8 +120,8 @@ class Sharding:
 def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
     """Return the replicated weights of the FSDP group of `submodule`, and the metadata of its other weights.
 
-    The metadata does not reference any weight that will be cut: a reference would keep the whole weight in
-    memory next to its slices.
+    The metadata does not reference any weight that will be sharded: a reference would keep the whole weight
+    in memory next to its slices.
     """
     group_weights = list(_group_weights(submodule))
     replicated = _unshardable_weights([weight for _, _, weight in group_weights])
@@ -179,7 +179,7 @@ def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
 
 
 def _unshardable_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the weights of a group that cannot be cut.
+    """Return those of a group's `weights` that cannot be sharded.
 
     These are scalars, empty and complex weights, and trainable weights whose dtype differs from that of most
     of the group, which is gathered in one dtype.
@@ -263,7 +263,7 @@ def _copy_on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Function mode that records weights used in an operation while their block's forward is not running."""
+    """Function mode that records each block whose weights are read outside of its own forward."""
 
     def __init__(self) -> None:
         super().__init__()

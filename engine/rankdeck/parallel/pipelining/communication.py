@@ -129,13 +129,13 @@ class StageCommunication:
         *,
         learn_shapes: bool = False,
     ) -> None:
-        """Run the forward of microbatches through all stages; each stage finishes all of them before the next
-        stage starts.
+        """Run the forward of each microbatch through all stages; each stage finishes all microbatches before
+        the next stage starts.
 
-        `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
-        With `learn_shapes`, each stage first sends the shapes of its output to the next, and this rank stores
-        the shapes that it observes in `cut.boundaries`; the batches must then be of the size for which the
-        model was cut.
+        `batches` holds (inputs, number of samples) per microbatch; `finish(index, outputs)` is called on the
+        rank of the last stage. With `learn_shapes`, each stage first sends the shapes of its output to the
+        next stage, and this rank stores in `cut.boundaries` the shapes that it observes; the batches must
+        then be of the size for which the model was cut.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
@@ -200,8 +200,8 @@ class StageCommunication:
         return sending
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Return all weights under the model's names, gathered on the host of the group's rank 0; other ranks
-        get an empty dict."""
+        """Gather all weights on the group's rank 0 (those received from other ranks, in host memory) and
+        return them under the model's names; other ranks get an empty dict."""
         local_state = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:

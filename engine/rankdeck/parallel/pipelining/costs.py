@@ -128,8 +128,8 @@ def mark_gradients(
 ) -> list[Boundary]:
     """Mark which tensors of the boundaries get no gradient.
 
-    On one device, the weights that such a tensor was computed from get no gradient either, and an optimizer
-    does not update them. `read` returns the model outputs that the loss reads.
+    In training on one device, the weights that such a tensor was computed from get no gradient either, and an
+    optimizer does not update them. `read` returns the model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:
@@ -178,7 +178,7 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
-    """Return the seconds that each unit's forward takes: the shortest time of a few runs.
+    """Return the seconds that each unit's forward takes: the shortest time of a few calls.
 
     Only one unit at a time is on the device.
     """

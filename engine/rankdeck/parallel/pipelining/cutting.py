@@ -110,7 +110,7 @@ class CutModel:
         return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Return the tensors of `stage_tensors` that no unit of any stage uses. Call this before weights are
+        """Return the tensors of `stage_tensors` that no unit of the model uses. Call this before weights are
         replaced."""
         if 0 not in stages:
             return []

@@ -361,7 +361,7 @@ def _compare(expected: _Results, actual: _Results) -> None:
 
 
 def _compare_boundaries(in_training: list[Any], in_evaluation: list[Any]) -> None:
-    """Compare the tensors that cross cuts in training and in evaluation. Raises: _DifferenceFound."""
+    """Compare the tensors that cross cuts in training with those in evaluation. Raises: _DifferenceFound."""
     if in_training != in_evaluation:
         raise _DifferenceFound(phrase("different tensors cross a cut in training and in evaluation"))
 

@@ -6,8 +6,8 @@ possible before a unit whose first argument carries gradients. A stage is a copy
 shares its weights and runs the model's own forward, including its code between modules (masks, rotary
 positions, flattening).
 
-    tensors that cross a cut  the first argument of the unit behind it, and every other tensor that was made
-                              before the cut and is an argument of a unit behind it (an encoder's output for
+    tensors that cross a cut  the first argument of the unit after it, and every other tensor that was made
+                              before the cut and is an argument of a unit after it (an encoder's output for
                               a decoder's blocks, position biases that the first block makes for all)
     units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
     units of the stage        get the received tensors in place of arguments that come from earlier stages
@@ -203,8 +203,8 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """Replace all tensors that the stage does not need by placeholders, from which the model's code can
-        still read a weight's dtype.
+        """Replace with placeholders all tensors that the stage does not need; the model's code can still read
+        a weight's dtype from its placeholder.
 
         The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
         runs the code around the units.
@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make calls of the modules `idle` raise an error: these modules did not run in the observed forward,
-        so the stage lacks their weights."""
+        """Make the modules `idle`, which did not run in the observed forward, raise an error when called,
+        unless the stage has all their weights (those in `used`)."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):

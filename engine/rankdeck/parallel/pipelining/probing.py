@@ -32,8 +32,8 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Maximum number of weights times input elements for a cheap forward, which takes some milliseconds on a CPU;
-a shape computation takes most of a second."""
+"""Largest product of the numbers of weights and input elements at which a forward is cheap: it takes a few
+milliseconds on a CPU, while a shape computation takes most of a second."""
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def output_tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 def is_cheap(model: nn.Module, inputs: Any) -> bool:
-    """Check whether a forward takes only some milliseconds on a CPU, less than a shape computation would."""
+    """Check whether a forward takes only a few milliseconds on a CPU, less than a shape computation would."""
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     return num_weights * sum(tensor.numel() for tensor in tensor_leaves(inputs)) <= _MAX_CHEAP_WORK
 

@@ -38,11 +38,11 @@ from rankdeck.torch_compat.pipelining import Stage, clone_view, receive_buffers,
 
 _FREED_GRAPH_TEXT = "backward through the graph a second time"
 _MICROBATCH_INDEX = torch.empty(1, dtype=torch.int64, device="meta")
-"""Input that torch's first stage gets for a microbatch: the microbatch's index."""
+"""Shape and dtype, as a meta tensor, of the input that torch's first stage gets: a microbatch's index."""
 
 
 class Traffic:
-    """This rank's microbatches in flight, sent bytes, and spans of its stages' work."""
+    """This rank's microbatches in flight, bytes sent, and spans of its stages' work."""
 
     def __init__(self, spans: SpanRecorder) -> None:
         self.spans = spans
@@ -103,8 +103,8 @@ class StageRunner(nn.Module):
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward, or for its backward, which starts with the state that
-        the forward left."""
+        """Return a context for a microbatch's forward, or for its backward, which starts from the state at
+        the end of that forward."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
@@ -151,8 +151,8 @@ def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
 def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     """Check whether the gradient of a tensor between two stages is sent.
 
-    Raises: ModelError if there is a gradient now but was none when the model was cut, so that no stage waits
-    for it.
+    Raises: ModelError if there is a gradient now but there was none when the model was cut, so that no stage
+    waits for it.
     """
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
@@ -237,7 +237,7 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """torch's stage that sets its runner's microbatch index and counts forwards, backwards and sends."""
+    """A torch stage that sets its runner's microbatch index and counts forwards, backwards and sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -308,8 +308,8 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 
 @dataclass
 class _Moments:
-    """Means and squared deviations (C,) over all microbatches so far, and the number of values that they
-    cover."""
+    """Means and sums of squared deviations (C,) over all microbatches so far, and the number of values that
+    they cover."""
 
     mean: Tensor
     squares: Tensor

@@ -35,7 +35,7 @@ class CrossRankState:
     ) -> None:
         """Find the state values that changed on any rank and differ between ranks.
 
-        `changed` maps a name to whether its value counts samples; values that do are always treated as
+        `changed` maps a name to whether its value counts samples; such counts are always treated as
         different. All ranks call this together.
         """
         changed_by_rank = _all_gather(dict(changed), groups)
@@ -115,8 +115,8 @@ def _all_gather(local_object: Any, groups: Groups) -> list[Any]:
 # The state that one device would have after a batch, merged from the states of the batch's chunks.
 
 _MIN_COUNTED_SAMPLES = 4
-"""Minimum chunk size for detecting counts of samples: a smaller number may equal a number of forwards, if a
-layer is used twice or recomputed."""
+"""Minimum chunk size for detecting counts of samples: growth by a smaller number may come from counting
+forwards, if a layer is used twice or recomputed."""
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
@@ -146,7 +146,7 @@ def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> 
 def counts_samples(before: Any, value: Any, samples: int) -> bool:
     """Check whether a number has grown by `samples`.
 
-    False for small chunks, whose number of samples might equal a number of forwards.
+    Return False for small chunks, whose number of samples might equal a number of forwards.
     """
     return (
         samples >= _MIN_COUNTED_SAMPLES
@@ -168,5 +168,5 @@ def is_averaged(value: Any) -> bool:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return the tensor in a dtype whose sums keep their precision."""
+    """Return the tensor in a dtype in which sums keep their precision: fp32 instead of fp16 or bf16."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

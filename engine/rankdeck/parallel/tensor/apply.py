@@ -4,8 +4,8 @@
     row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
 Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
-With sequence_parallel hidden states between layers are cut along T instead of replicated, and each sum
-becomes a reduce-scatter plus an all-gather, which send as many bytes; the activations shrink to 1/n.
+With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum becomes a
+reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
 
 torch breaks ties when it replaces weights; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
@@ -41,10 +41,10 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata, metadata_by_na
 class LayerSplit:
     """The layers of one model, split across the ranks of `mesh`, part by part.
 
-    Create it before anything is split, with the plan of the whole model; call `split` for parts, and `finish`
-    once. Parts may be any modules of the model. If this rank holds only some modules, `local_modules` lists
-    them all, `stage_plan` is the part of the plan that lies entirely in one pipeline stage, and `block_runs`
-    are runs of blocks that this rank computes one after another.
+    Create it before anything is split, with the plan of the whole model; call `split` for each part, then
+    `finish` once. Parts may be any modules of the model. If this rank holds only some modules,
+    `local_modules` lists them all, `stage_plan` is the part of the plan that lies entirely in one pipeline
+    stage, and each item of `block_runs` lists blocks that this rank computes one after another.
 
     Raises:
         ModelError: the plan and an option are incompatible, or the plan splits one weight in two ways.
@@ -144,7 +144,7 @@ class LayerSplit:
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _replicated_weights(self, block: str) -> list[str]:
-        """Return names of a block's weights that the plan does not split (norms), even if FSDP cuts them."""
+        """List names of a block's weights that the plan does not split (norms), even if FSDP shards them."""
         # The plan decides and not the tensor's type: once weights are sharded too, norms are DTensors like
         # all others.
         split = {layer.name for layer in self._plan.layers}
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return an unsplit attention's last layer; if none, a block missing from `plan.blocks`; else None."""
+    """Return the last layer of an unsplit attention, else a block missing from `plan.blocks`, else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))

@@ -80,7 +80,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 
 
 def enclosing_block(model: nn.Module, name: str) -> str:
-    """Return the list item that contains a module (a transformer block), or else the module's parent.
+    """Return the list item (a transformer block) that contains a module, or else the module's parent.
 
     With nested lists, the innermost list counts, unless its item contains only the attention, as in T5.
     """
@@ -119,8 +119,7 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """Return the first layer after the columns whose input width is that of all heads together and whose
-    output width is that of the block."""
+    """Return the first layer after `columns` that maps the total width of the heads to the block's width."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0

@@ -58,7 +58,7 @@ def clip_grad_norm_over_ranks(
     num_stages: int = 1,
     owners: Mapping[nn.Parameter, int] | None = None,
 ) -> Tensor:
-    """Scale all gradients so that their common norm is at most `max_norm`; return the norm before scaling.
+    """Scale all gradients so that their total norm is at most `max_norm`; return the norm before scaling.
 
     Each of `num_stages` stages holds weights of its own; `owners` maps a weight that several stages hold (a
     tied one) to the number of these stages. Every rank calls this once.

@@ -65,8 +65,8 @@ class _ModuleNodes:
 def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
-    """Find which weights and bypasses lie between the layers of each group. All ranks of a run call this
-    together.
+    """Find which weights lie between the layers of each group, and which modules have a bypass around their
+    rows. All ranks of a run call this together.
 
     `blocks` maps module names to None; if a forward is observed on this rank, these modules' arguments
     replace None.

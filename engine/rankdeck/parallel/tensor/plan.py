@@ -218,8 +218,8 @@ def _iter_input_modules(
 def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
-    """Return the embedding split by rows and the output layer split by columns, if both have the same
-    vocabulary, and the output layer's name if it is split.
+    """Return the layers to split if an embedding (by rows) and the output layer (by columns) have the same
+    vocabulary, and the output layer's name if it is among them.
 
     A tied weight is split under all its names or not at all.
     """

@@ -39,7 +39,7 @@ from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImp
 from rankdeck.torch_compat.dispatch import without_modes
 
 _MAX_WORK = 30_000_000
-"""Maximum number of weights times tokens for a trial on values, which takes 0.1 s on a CPU."""
+"""Maximum number of weights times tokens for a trial on values; a trial of this size takes 0.1 s on a CPU."""
 _MAX_BLOCK_WORK = 250_000_000
 _NUM_TOKENS = 4
 """Number of tokens when a block is tried alone."""
@@ -148,7 +148,7 @@ def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], lis
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Estimate a forward's cost as weights times tokens, which are read from the first input."""
+    """Estimate a forward's cost as weights times tokens; the first input gives the number of tokens."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0

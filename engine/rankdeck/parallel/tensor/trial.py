@@ -100,7 +100,7 @@ class SplitTrial:
             self._base, self._inputs, self._reference, self._tolerance = self._prepare(model, inputs)
 
     def _prepare(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
-        """Find the first trial mode in which two runs of the model give the same finite values."""
+        """Find the first trial mode in which executing the model twice gives the same finite values."""
         for way in _TRIAL_MODES:
             try:
                 base = _copy_with_values(model, way)
@@ -307,7 +307,7 @@ def _clone_inputs(inputs: Any) -> Any:
 
 
 def _floating_tensors(outputs: Any) -> list[Tensor]:
-    """Return the floating and complex tensors of a model's output, which may be a dataclass."""
+    """Return the floating-point and complex tensors of a model's output, which may be a dataclass."""
     tensors = tensor_leaves(outputs) or tensor_leaves(getattr(outputs, "__dict__", {}))
     return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 

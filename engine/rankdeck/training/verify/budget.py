@@ -37,7 +37,7 @@ class CheckBudget:
         return unpreempted_clock_s() - self._started_s
 
     def discard_since(self, spent_s: float) -> None:
-        """Reset the time spent to `spent_s`, so that the time spent since then does not count."""
+        """Reset the time spent to its earlier value `spent_s`; the time since then does not count."""
         self._started_s += self.spent_s - spent_s
 
     def extend_for_run(self, run_s: float) -> None:

@@ -43,7 +43,7 @@ class Discrepancy:
 
 
 def find_cause(expected: StepResults, computed: StepResults, one_device: OneDevice) -> Discrepancy:
-    """Find why the computed results differ from the results expected of one device."""
+    """Find why `computed`, the strategy's results, differ from `expected`, one device's results."""
     comparison = one_device.compare(expected, computed)
     steps = comparison.without_kinds("state")
     if steps.is_equal:  # if more differs, state differs for the same cause
@@ -80,7 +80,7 @@ def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
 
 
 def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterator[StepComparison]:
-    """Compare `computed` with one device's steps over the slices, in each variant of state and loss."""
+    """Compare `computed` with the results of `OneDevice.in_slices` for each combination of its options."""
     for whole_state in (False, True):
         for loss_by_slice in (False, True):
             sliced = one_device.in_slices(loss_by_slice, whole_state)

@@ -360,7 +360,7 @@ class EqualityCheck:
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:
-        """Check whether one device took a second step, and time is left for the strategy's second step."""
+        """Check whether one device took a second step and time is left for the strategy's second step."""
         has_both = len(self._reference_results(chosen).losses) == NUM_STEPS
         took_s = self._budget.spent_s - self._built_s
         return has_both and self._budget.allows(min(took_s, self._step_s(chosen)) + self._compare_s)

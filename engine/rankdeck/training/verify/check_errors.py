@@ -1,7 +1,7 @@
 """Decide whether an exception is caused by the check, or is the run's own failure.
 
 The check runs the user's code under conditions that the run itself never uses: few samples, another
-precision, one device. An exception caused by these conditions occurs again in a second try; nothing can then
+precision, one device. An exception caused by these conditions occurs again on a second try; nothing can then
 be compared. An exception that does not recur could have occurred in any step of the run, so it ends the run
 even if it occurs in the check. Read check.py next.
 """
@@ -33,11 +33,11 @@ class UncheckableError(Exception):
 
 
 def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
-    """Return the result of `compute`. If it raises, call it once more; the time of the failed call does not
-    count.
+    """Return the result of `compute`. If it raises, call it once more, only to see whether the exception
+    recurs; the time of the first call then does not count.
 
-    Raises: UncheckableError if `compute` raises the same type twice, or if the model does not fit on a
-    device; CheckStopError; an exception that `compute` raises only once.
+    Raises: UncheckableError if both calls raise exceptions of the same type, or if the model does not fit on
+    a device; CheckStopError if the first call raises it; otherwise, the first call's exception.
     """
     spent_s = budget.spent_s
     try:

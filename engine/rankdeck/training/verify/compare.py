@@ -31,8 +31,8 @@ _NOISE_FACTOR = 30.0
 ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
 """Relative change of weights that counts as one rounding. Models may round to fp32 even in an fp64 run."""
 _NORM_TOLERANCE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-"""Tolerance relative to the norm of a tensor's change. If the norm of the difference is smaller, two tensors
-count as equal, whatever their single elements show."""
+"""Tolerance relative to the norm of a tensor's change. If the norm of the difference is within this
+tolerance, two tensors count as equal, whatever their single elements show."""
 _RANK_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Tolerance between ranks that hold the same tensor, relative to the tensor's norm."""
 _HALF_PRECISIONS = ("bf16", "fp16")
@@ -131,7 +131,7 @@ def compare(
     precision: str,
     measure: Callable[[], Noise],
 ) -> StepComparison:
-    """Compare the tensors that `computed` holds with `expected`.
+    """Compare the tensors in `computed` with those in `expected`.
 
     `parameters` names the weights; all other tensors are state. `measure` is called only if tensors exceed
     the narrow bounds.

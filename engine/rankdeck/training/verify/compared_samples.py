@@ -34,7 +34,7 @@ Shard = tuple[int, int]
 UNREPEATABLE_DATA = phrase(
     "The training data returns different samples when it is read again or split differently."
 )
-"""Reason to compare nothing, if differing samples are noticed too late, or if batches cannot be split."""
+"""Reason for skipping the check if differing samples are noticed too late, or if batches cannot be split."""
 _FULL_SHARD = 0, 1
 
 

@@ -170,8 +170,8 @@ def try_slice(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> None:
-    """Compute the loss of one slice with its autograd graph, because some losses count their targets in the
-    graph.
+    """Compute the loss of one slice with its autograd graph, because for some losses the number of targets is
+    read from that graph.
 
     Raises: any exception that the model or the loss raises for so few samples.
     """
@@ -239,8 +239,8 @@ def _to_dense(gradient: Tensor) -> Tensor:
 class NormStatisticsOfSlices:
     """Recorder of batch norms' inputs, which collects them until `update` is called.
 
-    `index` is the index of the slice in the current forward. The statistics cover only the first `num_normed`
-    slices.
+    `index` is the index of the slice that the current forward sees. The statistics cover only the first
+    `num_normed` slices.
     """
 
     def __init__(self, model: nn.Module, num_normed: int) -> None:

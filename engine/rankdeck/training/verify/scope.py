@@ -3,9 +3,9 @@
 Samples: two for each forward of the strategy, if the batch is large enough, and only as many microbatches as
 are needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision:
 fp64 for small models, because its rounding errors are far smaller than any mistake; for other models, fp32 if
-the run's precision has 16 bits. In all other cases, and if the model fails in the wider precision, it is the
-run's own. The learning rate is the schedule's peak, because a warm-up from 0 would hide the optimizer's
-effect. Read reference.py next.
+the run's precision has 16 bits. In all other cases, and if the model fails in the wider precision, the run's
+own precision is used. The learning rate is the schedule's peak, because a warm-up from 0 would hide the
+optimizer's effect. Read reference.py next.
 """
 
 from __future__ import annotations

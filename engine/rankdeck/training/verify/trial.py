@@ -1,7 +1,7 @@
 """Take two steps under the strategy, on all ranks, and gather their results as full tensors on rank 0.
 
 The trial is built like the run (assembly.py) and takes its steps like the run (step.py). Gradients are copied
-just before the optimizer uses them. The strategy's own `weights` gathers the copies later: for that, each
+just before the optimizer uses them. The strategy's method `weights` gathers the copies later: for that, each
 weight temporarily holds its gradient, or NaN if it has none. Gathering sharded weights takes a long time, so
 the decisive tensors are gathered first, and the others only if a difference is found. Read compare.py next.
 """
@@ -203,7 +203,7 @@ def _is_missing(gradient: Tensor) -> bool:
 # Rank 0's weights would not show a step in which other ranks diverge. Only a few numbers per tensor are sent.
 
 _Fingerprint = tuple[float, float]
-"""A tensor's norm, and a sum of its numbers with fixed signs."""
+"""A tensor's norm, and the sum of its numbers, weighted by -1, 0 and 1 in turn."""
 
 
 @torch.no_grad()
