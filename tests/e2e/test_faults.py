@@ -277,7 +277,7 @@ def test_ranks_exit_promptly(job: Path, tmp_path: Path, attempt: int) -> None:
             "barrier",
             "ddp",
             None,
-            ("different collectives, rank 0 in", "all_reduce number", ": barrier number"),
+            ("different collectives, with rank 0 in", "all_reduce number", "barrier number"),
         ),
         (
             "hang",

@@ -49,7 +49,7 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
         "race", config, "--only", "single,pipeline-async", "--steps", "20", exit_code=0
     )
     lines = done.out.splitlines()
-    assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each from seed 0")
+    assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each with seed 0")
     assert "These times are from this CPU." in lines[0]
     assert lines[1].split()[:2] == ["1/2", "single"] and "the reference" in lines[1]
     assert lines[2].split()[:3] == ["2/2", "single", "again"] and "agree to the last bit" in lines[2]

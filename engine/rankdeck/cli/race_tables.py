@@ -37,7 +37,7 @@ def race_introduction(race: Race) -> str:
     """Return a sentence that announces the race: strategies, devices, steps, seed and expected duration."""
     count = len(race.unique_entries)
     what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices_text(race)}"
-    text = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
+    text = f"{what}, {race.steps} steps each with seed {race.seed}, the first {race.warm_up_steps} not timed"
     text += f"; {duration_text([entry.predicted for entry in race.unique_entries], race.steps)}"
     return f"{text}. {CPU_TIMES_NOTE}" if race.is_rehearsal else text
 

@@ -256,7 +256,7 @@ def format_ranks(hang_state: HangState, ranks: Iterable[int]) -> Phrase:
 
 
 def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
-    """Format calls by rank: 'rank 0 in ...: all_reduce number 7 (3 Float), rank 1 ...'."""
+    """Format calls by rank: 'rank 0 in all_reduce number 7 (3 Float) at ..., rank 1 ...'."""
     return _join_ranks(
         [_format_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())]
     )
@@ -266,7 +266,7 @@ def _format_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Ph
     if not frames:
         return phrase("rank {rank} in {call}", rank=rank, call=call.text())
     arguments = {"rank": rank, "place": _innermost_user_frame(frames).text(), "call": call.text()}
-    return phrase("rank {rank} in {place}: {call}", **arguments)
+    return phrase("rank {rank} in {call} at {place}", **arguments)
 
 
 def _innermost_user_frame(frames: Sequence[Frame]) -> Frame:

@@ -31,8 +31,8 @@ _NO_FD_PAUSE_S = 0.05
 class ControlServer:
     """Server of the control socket of `run`, driven by the guard's own selector.
 
-    `stop` is called with the request's `now`. `signal` is called with the number of a signal for a script's
-    ranks; `signal` is None if the run does not run a script.
+    `stop` is called with the request's flag `now` (stop at once), `signal` with the number of a signal for a
+    script's ranks; `signal` is None if the run does not run a script.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ def _check_loopback() -> None:
     except OSError as error:
         why = error.strerror or error
         message = phrase(
-            "A loopback connection over {host} failed: {why}.",
+            "A loopback connection to {host} failed: {why}.",
             host=LOOPBACK,
             why=why,
         )

@@ -175,9 +175,9 @@ class Timeline(msgspec.Struct):
         return totals
 
     def text(self) -> str:
-        """Format the total traffic, as in 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
+        """Format the total traffic, as in 'all-gather 14.1 MiB (9×), reduce-scatter 11.1 MiB (5×)'."""
         moved = [
-            f"{name} {format_bytes(moves.num_bytes)} in {moves.count}"
+            f"{name} {format_bytes(moves.num_bytes)} ({moves.count}×)"
             for name, moves in self.traffic_by_operation().items()
         ]
         return ", ".join(moved) or "nothing"

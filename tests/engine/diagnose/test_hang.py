@@ -97,7 +97,7 @@ def test_mismatched_collectives_are_listed_without_a_laggard() -> None:
         assert "in different collectives, with rank 0 in step (train.py, line 3): all_reduce number 58" in (
             problem.message
         )
-        assert "rank 1 in loss (/p/mine.py, line 11): barrier number 58." in problem.message
+        assert "rank 1 in barrier number 58 at loss (/p/mine.py, line 11)." in problem.message
 
 
 SENT_CALL = CollectiveCall("0", 4, "broadcast", "85002 Double")

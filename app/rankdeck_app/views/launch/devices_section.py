@@ -49,8 +49,8 @@ class HostGroup(QWidget):
 
 
 class DevicesSection(QWidget):
-    """Body of the DEVICES section. `details_requested` carries the host whose GPUs to show, "" for this
-    machine."""
+    """Body of the DEVICES section. `details_requested` carries the name of the host whose GPUs are to be
+    shown, or "" for this machine."""
 
     details_requested = Signal(str)
 

@@ -104,11 +104,11 @@ class RacePage(Page):
         counts = {"steps": race.steps, "seed": race.seed}
         self._card.set_subtitle(
             tr(
-                "{steps} steps each from seed {seed}, the first {first} not timed",
+                "{steps} steps each with seed {seed}, the first {first} not timed",
                 first=race.warm_up_steps,
                 **counts,
             ),
-            tr("{steps} steps each from seed {seed}", **counts),
+            tr("{steps} steps each with seed {seed}", **counts),
         )
         if self.title != race.title:
             self.set_title(race.title)

@@ -288,10 +288,10 @@ def subtitle(step: StepMovement) -> tuple[str, ...]:
 
 def _movement_text(timeline: Timeline) -> str:
     """Return each operation's total bytes and number of transfers on all devices, such as 'all-gather 14.1
-    MiB in 9, reduce-scatter 11.1 MiB in 5'."""
+    MiB (9×), reduce-scatter 11.1 MiB (5×)'."""
     moved = [
         tr(
-            "{what} {size} in {count}",
+            "{what} {size} ({count}×)",
             what=phase_label(name),
             size=format_bytes(moves.num_bytes),
             count=moves.count,

@@ -163,8 +163,8 @@ class _SeedFunction(torch.autograd.Function):
 def _take_ownership(grad: Tensor | None) -> Tensor | None:
     """Return a detached tensor that takes over the gradient's storage.
 
-    Autograd holds the original until the backward ends, so the original is emptied if `gather` marked it as
-    read by its receiver only.
+    Autograd holds the original until the backward ends. If `gather` marked it as a gradient that only its
+    receiver reads, it is emptied here.
     """
     if grad is None:
         return None
