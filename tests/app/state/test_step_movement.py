@@ -54,7 +54,7 @@ def test_a_step_is_planned_when_visible_and_drawn_from_the_answer(
     step.set_wanted(True)
     assert step.is_planning
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert step.timeline is not None and step.timeline.text() == "all-reduce 4.0 KiB in 1"
+    assert step.timeline is not None and step.timeline.text() == "all-reduce 4.0 KiB (1×)"
     assert not step.is_planning and not step.notes and not step.problem
     (arguments,) = planner_arguments(world)
     assert arguments[-4:] == ["--json", "--strategy", "own", "--movement"]

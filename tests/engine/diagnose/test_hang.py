@@ -94,9 +94,8 @@ def test_mismatched_collectives_are_listed_without_a_laggard() -> None:
     assert find_laggard(hang_state) is None
     for problem in (hang_warning(hang_state, 117.0, ""), hang_problem(hang_state, 117.0)):
         assert problem.rank is None
-        assert "in different collectives, with rank 0 in step (train.py, line 3): all_reduce number 58" in (
-            problem.message
-        )
+        assert "in different collectives, with rank 0 in all_reduce number 58" in problem.message
+        assert " at step (train.py, line 3), rank 1 in " in problem.message
         assert "rank 1 in barrier number 58 at loss (/p/mine.py, line 11)." in problem.message
 
 

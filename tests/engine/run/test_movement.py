@@ -170,6 +170,6 @@ def test_sent_bytes_of_devices_add_up_to_the_traffic() -> None:
     assert sum(entry.sent_bytes for entry in laid_out.traffic()) == sum(
         moves.num_bytes for moves in laid_out.traffic_by_operation().values()
     )
-    assert laid_out.text() == "all-gather 16 B in 1, send 3 B in 1"
+    assert laid_out.text() == "all-gather 16 B (1×), send 3 B (1×)"
     nothing = build_timeline([[Operation("forward", 0, flops=1)]])
     assert nothing is not None and nothing.text() == "nothing"
