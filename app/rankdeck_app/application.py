@@ -110,7 +110,7 @@ GC_INTERVAL_MS = 1000
 
 
 class GarbageCollector(QObject):
-    """Timer that runs due garbage collections once a second, on the window's thread, until `release`."""
+    """One-second timer that runs due garbage collections on the window's thread until `release` is called."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -48,9 +48,9 @@ class CheckpointError(RankdeckError):
 class Progress(msgspec.Struct):
     """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
-    `values` are the merged values of all ranks, `own` those that differ between ranks. `lost` names the state
-    that no file could store. Checkpoints of older versions have no extra state in `values`
-    (`has_values_beside` is False).
+    `values` are the merged values of all ranks; `own[r]` holds the values of rank r that differ from these.
+    `lost` names the state that no file could store. Checkpoints of older versions have no extra state in
+    `values` (`has_values_beside` is False).
     """
 
     step: int
@@ -165,7 +165,7 @@ def committed_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_file_names(listed: Iterable[str]) -> None:
-    """Check that each name in a COMMIT, even another host's, is a checkpoint file's name without a folder.
+    """Check that a COMMIT, possibly another host's, lists only names of checkpoint files, without folders.
 
     Raises:
         ValueError: a name is not that of a checkpoint file.

@@ -28,11 +28,10 @@ MEASURED_ON_GPU = tr_noop("measured on GPU")
 FOLLOWED = tr_noop("measured in full observation")
 """Source of a user script's memory values when every operation of the step was tracked."""
 OWNERS_SEEN = tr_noop("owners seen on CPU")
-"""Source of a user script's memory values that sum only the tensors with a known owner: the peak is unknown.
-"""
+"""Source of a user script's memory values that count only tensors with known owners: the peak is unknown."""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
-"""What a run trains: a configuration, or an unmodified user script."""
+"""Source of a run: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
 """End reason of a rank that itself received SIGTERM; ranks that stop along with it report "stopped"."""
 OUTPUT_LOST = "output-lost"
@@ -360,7 +359,7 @@ class Observed(Event, tag="observed"):
     the steps of optimizers other than `optimizer`, `skipped` the steps that a gradient scaler skipped.
     `batch` is the number of samples in a batch of the training loader, `accumulate` the number of backward
     passes per step. `not_finite` is the first step whose loss was observed to be NaN or infinite. `parts`
-    maps each part of the observer that was disabled to the reason.
+    maps each disabled part of the observer to the reason.
 
     `batch_norms` counts the model's batch-norm layers that, in training, normalise over this rank's samples
     alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
@@ -477,7 +476,7 @@ class OutOfMemory(Event, tag="out_of_memory"):
     """A rank's memory at an allocation that failed in `step` (0: before the first step).
 
     `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
-    error message. `module` is the innermost user module that was running, None in a backward. `devices`
+    error message. `module` is the innermost user module that was running, None during backward. `devices`
     contains the bytes at that time; if no bytes were counted in this step, it is empty and the last sampled
     step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
     device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
@@ -547,7 +546,7 @@ class StoodStill(Event, tag="stood_still"):
 
 
 class Dropped(Event, tag="dropped"):
-    """Lines that could not be written: their number, and the system's error message (such as a full disk)."""
+    """Lines that could not be written: their number, and the system's error message, e.g. for a full disk."""
 
     lines: int
     reason: str

@@ -150,9 +150,9 @@ class Keymap(QObject):
 class Shortcuts(QObject):
     """Applies the keymap to one window: keeps a QShortcut per sequence and runs the command that applies.
 
-    `chord_changed` carries the first stroke of a chord while the second is awaited, then ''. Text fields
-    claim some first strokes (Ctrl+K deletes to the end of the line), so an event filter on the focused widget
-    passes these strokes to the shortcuts.
+    `chord_changed` carries a chord's first stroke when it is pressed, and '' when the chord is complete or
+    abandoned. Text fields claim some first strokes (Ctrl+K deletes to the end of the line), so an event
+    filter on the focused widget passes these strokes to the shortcuts.
     """
 
     chord_changed = Signal(str)

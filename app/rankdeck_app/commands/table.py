@@ -66,7 +66,7 @@ class Command:
 class Context(QObject):
     """Named facts about the window: what is visible, focused or selected.
 
-    Setting a fact to its current value costs nothing.
+    Setting a fact to its current value emits no signal.
     """
 
     changed = Signal(set)
@@ -91,7 +91,7 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """Parse a `when` such as "zenMode && !paletteOpen" into a dict from each fact to its required value."""
+    """Parse a `when` such as "zenMode && !paletteOpen" into a dict of facts and their required values."""
     # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
     assert all(map(_CONTEXT_KEY.fullmatch, facts)), (

@@ -1,4 +1,4 @@
-"""Registers the commands of a dashboard's cards, which act on the active tab's current card."""
+"""Registers the chart commands, which act on the active tab's card grid, active card or only chart."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum length of a file name: below the usual limit of 255, because temporary names are longer."""
+"""Maximum size of a file name in bytes: below the usual limit of 255, as temporary files get longer names."""
 
 
 def file_name(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Sends a desktop notification when a run of this window ends while the window is not active.
+"""Sends a desktop notification when one of this window's runs ends while the window is not active.
 
 Notifications are sent with the desktop's own program `notify-send`; without it, nothing is sent. Runs that
 end together share a notification.

@@ -34,7 +34,7 @@ _PROBLEM_CODES = ("lost", "xid", "slow", "silent", "restarted", "driver")
 
 
 class DeviceMonitor(QObject):
-    """Follows the session's GPUs for the window's lifetime."""
+    """Monitors this machine's GPUs for the window's lifetime."""
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -43,7 +43,7 @@ class DeviceMonitor(QObject):
         self._tabs = tabs
         self._lost_uuids: set[str] = set()
         self._toast_messages: dict[str, str] = {}
-        """Messages combined in the GPU toast while it is shown, by the UUID of the failed GPU."""
+        """Messages combined in the GPU toast while it is shown, keyed by the failed GPU's UUID."""
         self._open_problems: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Devices"))
         window.editor.active_page_changed.connect(self._on_page_activated)

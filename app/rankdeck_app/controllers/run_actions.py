@@ -24,7 +24,7 @@ from rankdeck_app.shell.window import MainWindow
 
 COMPARE_COMMAND = "runs.compare"
 MAX_OPENED_RUNS = 20
-"""Maximum number of runs to open at once, because each of them gets a tab and is read in full."""
+"""Maximum number of runs to open at once; limited, because each run gets a tab and is read in full."""
 
 ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 

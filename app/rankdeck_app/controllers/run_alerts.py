@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _RULES = [rule for rule in FINDING_RULES if rule.code != IMBALANCE_CODE]
-"""All rules except that for memory imbalance, which has its own toast and button."""
+"""All rules except the memory imbalance rule, which has its own toast and button."""
 _CHECK_INTERVAL_S = 1.0
 """Seconds between two checks of a run."""
 
@@ -113,9 +113,9 @@ class RunAlerts(QObject):
         self._session.problems.set(_imbalance_owner(run.run_dir.path), run.title, listed, run.run_dir.path)
 
     def _show_toast(self, run: LiveRun, problem: Problem) -> None:
-        """Show a toast with the problem and the strategy that avoids it; called once per live run.
+        """Show a toast with the problem and the strategy that avoids it; called at most once per live run.
 
-        No toast is shown while the Problems panel is visible.
+        No toast is shown while the Problems panel is visible, or if no strategy avoids the problem.
         """
         better, panel = EVEN_STRATEGY.get(run.strategy or ""), self._window.panel
         if better is None or (panel.isVisible() and panel.current_id == "problems"):
@@ -145,7 +145,7 @@ class RunAlerts(QObject):
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
-        """Make the run's configuration, with `changes`, the draft, and show `text` in a toast; if the
+        """Make the run's configuration the draft, apply `changes` to it, and show `text` in a toast; if the
         previous draft was edited, the toast offers to restore it."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited

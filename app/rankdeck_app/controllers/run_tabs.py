@@ -320,10 +320,9 @@ class RunTabs(QObject):
     def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
         """Return the memory that the current run uses.
 
-        The result is a pair: "gpu" or "virtual", and a dict from each host to a dict from a device's index on
-        the host to (bytes, fraction of the capacity or of the largest usage, is lead device).
-
-        The host of a single-host run is "". For a finished run, the result is ("", {}).
+        The result is a pair: "gpu" or "virtual", and a dict that maps each host to a dict that maps a
+        device's index on the host to (bytes, fraction of the capacity or of the largest usage, is lead
+        device). The host of a single-host run is "". For a finished run, the result is ("", {}).
         """
         run = self.current
         if run is None or not run.devices or run.is_over:

@@ -276,7 +276,7 @@ class Scripts(QObject):
 
     def code_folders(self, script: Path | None, python: Path) -> list[Path]:
         """Return the folders whose code runs: the workspace folder if the script or the interpreter is in it,
-        and the script's folder if the script is outside."""
+        and the script's folder if the script is elsewhere."""
         folder = self._session.workspace.folder
         folders = [folder if script is None or script.is_relative_to(folder) else script.parent]
         if python.is_relative_to(folder):
@@ -293,7 +293,7 @@ _PICKER_PLACEHOLDER = tr_noop("Select the interpreter for this folder's scripts"
 
 
 class InterpreterPicker(QObject):
-    """Shows and chooses the interpreter of the workspace folder."""
+    """Shows the workspace folder's interpreter, and lets the user choose another."""
 
     def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)

@@ -50,7 +50,7 @@ class AppCommands:
         self.scripts = scripts
         self.device_monitor = watch
         self._files: dict[Path, list[Path]] = {}
-        """Configurations found by the last scan, by workspace folder."""
+        """Configurations found by the last scan, keyed by workspace folder."""
         window.editor.active_page_changed.connect(self._update_context)
 
     def commands(self) -> list[Command]:

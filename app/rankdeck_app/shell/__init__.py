@@ -1,2 +1,2 @@
-"""The frame of the window, which does not depend on views: main window, tabs, palette, panel and toasts. Read
+"""The window's frame, which does not depend on the views: main window, tabs, palette, panel and toasts. Read
 window.py first."""

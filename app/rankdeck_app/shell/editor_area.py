@@ -54,8 +54,8 @@ class EditorArea(QWidget):
     # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Register `factory(page_id)`, which rebuilds pages with ids "<prefix>:..." after a restart, a
-        reopening or a split.
+        """Register `factory(page_id)`, which rebuilds a page with an id "<prefix>:..." when the page is
+        restored at start, reopened or split.
 
         The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
         """
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close unpinned tabs "right" of the current tab, unpinned "others", or "all" tabs of its group."""
+        """Close tabs of the group: unpinned tabs "right" of the current one, unpinned "others", or "all"."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)

@@ -168,7 +168,7 @@ class FloatingList(QFrame):
         widget.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def choose(self, index: QModelIndex) -> None:
-        """Close the list and run the row's callback; if the row has no callback, the list stays open."""
+        """Close the list and run the row's callback; do nothing if the row has no callback."""
         if (callback := self._get_callback(index)) is not None:
             # Close first: the callback may open the box again or move the focus.
             self.dismiss()

@@ -30,8 +30,7 @@ class FrameStats:
 
 
 class FrameClock(QObject):
-    """Timer of live views. `measured` carries FrameStats once a second, and None when no more frames
-    follow."""
+    """Timer of live views. `measured` carries FrameStats once a second, and None when the timer stops."""
 
     measured = Signal(object)
     _frame = Signal()

@@ -4,8 +4,8 @@
         def __init__(self, page_id, ...):
             super().__init__(page_id, title="gpt-dp · DP", icon="pulse")
 
-A page id is "<kind>:<what>" and stable: it decides which tab gets the focus when something is opened twice,
-and which factory rebuilds the tab after a restart (EditorArea.register_page_kind).
+A page id is "<kind>:<what>" and stable: it decides which tab gets the focus when an open page is opened
+again, and which factory rebuilds the tab after a restart (EditorArea.register_page_kind).
 """
 
 from __future__ import annotations

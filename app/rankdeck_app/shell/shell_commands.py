@@ -276,7 +276,7 @@ def _group_commands(window: MainWindow) -> list[Command]:
 
 
 def choose_theme(window: MainWindow) -> None:
-    """Let the user pick a built-in theme, or the file of a VS Code theme.
+    """Let the user pick a built-in theme or a VS Code theme file.
 
     The window previews the current row; the theme in use is marked, and is restored if no theme is chosen.
     """
@@ -367,7 +367,7 @@ def focus_part(window: MainWindow, step: int) -> None:
 
 def open_context_menu(window: MainWindow) -> None:
     """Open the context menu of the focused widget, at its current row if it has one; if the widget has no
-    menu, open the menu of the tab."""
+    menu, open the menu of the active tab."""
     widget = QApplication.focusWidget()
     if widget is not None:
         at = widget.rect().center()

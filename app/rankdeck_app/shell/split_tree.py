@@ -92,7 +92,7 @@ class SplitTree:
         new_group: Callable[[], TabGroup],
         tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
     ) -> None:
-        """Rebuild the saved tree below `splitter`; groups without a restorable tab are left out."""
+        """Rebuild the saved tree inside `splitter`; groups without a restorable tab are left out."""
         vertical = saved.get("orientation") == "vertical"
         splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
         sizes: list[int] = []

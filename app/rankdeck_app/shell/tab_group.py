@@ -50,7 +50,7 @@ def zone_at(at: QPoint, size: QSize) -> Zone:
 
 
 def zone_rect(zone: Zone, area: QRect) -> QRect:
-    """Return the rectangle that a drop in the zone would cover."""
+    """Return the rectangle that a tab dropped in the zone would cover."""
     # A split gives half of the area to the new group.
     half_w, half_h = area.width() // 2, area.height() // 2
     return {
@@ -63,7 +63,7 @@ def zone_rect(zone: Zone, area: QRect) -> QRect:
 
 
 class Breadcrumbs(QWidget):
-    """Path to a page, with parts separated by '›'; all parts except the last form a link."""
+    """Path to a page, with parts separated by '›'; all parts except the last form a single link."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ class Toast(QFrame):
 class Toasts(QObject):
     """Stack of toasts over `area` (the editor), or above the status bar (`below`) while `area` is hidden.
 
-    `history_changed` is emitted after each new notification.
+    `history_changed` is emitted after each new notification, and when the history is cleared or marked read.
     """
 
     history_changed = Signal()
@@ -252,7 +252,7 @@ class Toasts(QObject):
             self.reposition()
 
     def dismiss(self, key: str) -> None:
-        """Close the toast with this key, because it no longer applies; the history keeps it."""
+        """Close the toast with this key when its message is outdated; the history keeps the message."""
         toast = self.find(key)
         if toast is not None:
             toast.dismiss()

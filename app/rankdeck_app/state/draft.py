@@ -143,7 +143,7 @@ class Draft(QObject):
     def set_text(self, text: str, *, is_typed: bool = False) -> None:
         """Replace the text.
 
-        With `is_typed`, the text comes from typing into a field, so problems are reported after a delay.
+        `is_typed` says that the text was typed into a field; problems are then reported after a delay.
         """
         if text != self.text:
             was_toml, was_right = self.is_toml, not self.problems

@@ -82,7 +82,7 @@ class DraftRace(QObject):
         return None
 
     def set_wanted(self, is_shown: bool) -> None:
-        """Set whether the plan is shown; races are read only while it is."""
+        """Set whether the plan is shown; while it is hidden, no races are read."""
         self._is_wanted = is_shown
         if self._monitor is not None:
             self._monitor.set_active(is_shown)

@@ -289,7 +289,7 @@ def _parse_started_run(out: str) -> _StartedRun | None:
 
 
 class Engine(QObject):
-    """Runner of engine commands. `python` is read at each start, so a changed setting applies at once."""
+    """Runner of engine commands. `python` is read for each command, so a changed setting applies at once."""
 
     def __init__(
         self, launch_folder: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None

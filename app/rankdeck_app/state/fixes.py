@@ -1,4 +1,4 @@
-"""Plans of a run's fixes: the fix under the pointer, and all fixes of a run that ran out of memory.
+"""Plans for fixes to a run: the fix under the pointer, and all fixes for a run that ran out of memory.
 
 A fix is planned when the user points at it, before it is applied: the planner gets the run's configuration
 with the fix's changes and the run's own devices, and its prediction is shown next to the run's memory bars.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RELEVANT_CHANGES = RunChange.STATE | RunChange.PROBLEMS | RunChange.MEMORY
 HOVER_DELAY_MS = 250
-"""Time that the pointer must rest before a plan is requested, because it may only be passing by."""
+"""Time that the pointer must rest on a fix before a plan is requested; a passing pointer requests none."""
 
 
 class FixPlans(PlannerClient):
@@ -44,14 +44,14 @@ class FixPlans(PlannerClient):
         self._hover_timer.timeout.connect(self._start_plan)
 
     def show(self, run: LiveRun, changes: Changes) -> None:
-        """Show the plan of a run's fix."""
+        """Show the plan for a run with a fix's changes."""
         if self._run is not run:
             self.hide()
         self._run, self._changes = run, changes
         self._hover_timer.start()
 
     def hide(self) -> None:
-        """Stop showing a fix."""
+        """Stop showing the plan of a fix."""
         self._hover_timer.stop()
         run, self._run = self._run, None
         if run is not None:
@@ -144,7 +144,7 @@ def _devices_option(run: LiveRun) -> str | None:
 
 
 class OutOfMemoryAnalysis(PlannerClient):
-    """Report and fixes of a run that ran out of memory.
+    """Report on a run that ran out of memory, and fixes for it.
 
     `changed` is emitted when the report, the fixes or `status` (the planner's progress, or why it cannot
     plan) have changed.

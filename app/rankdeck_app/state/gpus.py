@@ -130,7 +130,7 @@ class Gpus(QObject):
 
     @property
     def now_s(self) -> float:
-        """Seconds since this object was created, which the history uses as its clock."""
+        """The history's clock: seconds since this object was created."""
         return time.monotonic() - self.started_s
 
     @property
@@ -206,7 +206,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Set the reason, temporary or final, why there is nothing to show."""
+        """Set the reason why there is nothing to show, temporarily or permanently."""
         # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()

@@ -89,7 +89,7 @@ class LiveRun(QObject, RunView):
         self.changed.emit(RunChange.MEMORY | RunChange.STATE)
 
     def set_fix_plan(self, plan: FixPlan | None) -> None:
-        """Show the predicted memory of a fix next to measurements; None hides it."""
+        """Show, next to measurements, the memory predicted for the run with a fix; None hides it."""
         if plan != self.fix_plan:
             self.fix_plan = plan
             self.changed.emit(RunChange.MEMORY)

@@ -1,8 +1,8 @@
 """A run as it was at an earlier time, with the interface of the live run (run_view.py).
 
 Metrics are those reported up to that time. Curves show the whole run, so that the user sees what came before
-and after. But if a later attempt has repeated steps that were complete at that time, the curves known at that
-time are drawn.
+and after. But if a later attempt has repeated steps that were complete at that time, the curves show only
+what was known then.
 """
 
 from __future__ import annotations

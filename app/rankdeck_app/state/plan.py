@@ -2,10 +2,10 @@
 
     draft changed -> stop the process, drop old answers -> wait until typing pauses -> new process -> rows
 
-Answers are kept for each strategy until a part of the draft that affects memory, other than the strategy,
-changes, so choosing another strategy requests only missing answers. Unless all strategies are shown, only the
-chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
-must be trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
+Answers are kept when only the strategy changes, so choosing another strategy requests only missing answers;
+any other change that affects memory drops all answers. Unless all strategies are shown, only the chosen one
+is planned. Planning a configuration with the user's own code executes that code, so its folder must be
+trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class DraftPlan(PlannerClient):
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """Return the answer for `config`, which may differ from the draft in strategy and devices only."""
+        """Return the answer for `config`, which may differ from the draft only in strategy and devices."""
         draft_config = self._draft.config
         if (
             draft_config is None
@@ -215,7 +215,7 @@ class DraftPlan(PlannerClient):
         self._request_soon()
 
     def _check_trust(self, then: Callable[[], object]) -> None:
-        """Check whether any user code in the draft is trusted, and call `then` whatever the result."""
+        """Check whether the draft's user code, if any, is trusted; call `then` whatever the result."""
         config = self._draft.plan_config
         if config is None or not config.user_code():
             then()

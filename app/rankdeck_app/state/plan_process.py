@@ -239,7 +239,7 @@ class Planner:
         return self._config_process(config, strategy, devices, parent, more)
 
     def verify(self, config: RunConfig, devices: str | None, parent: QObject) -> PlanProcess:
-        """Return a planning process that plans all strategies and verifies each against one device."""
+        """Return a process that plans all strategies and verifies each against training on one device."""
         return self._config_process(config, "all", devices, parent, ["--verify"], has_ranks=True)
 
     def _config_process(

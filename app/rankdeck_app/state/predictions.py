@@ -45,7 +45,7 @@ class Predictions(PlannerClient):
         plan.changed.connect(self._predict_next)
 
     def add_run(self, run: LiveRun) -> None:
-        """Predict a run, once its configuration and devices are known."""
+        """Obtain a run's prediction as soon as the run's configuration and devices are known."""
         if run not in self._configs:
             self._configs[run] = None
             run.changed.connect(partial(self._on_run_changed, run))

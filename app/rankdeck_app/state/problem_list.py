@@ -22,7 +22,7 @@ DEVICES_OWNER = "devices"
 
 @dataclass(frozen=True)
 class ListedProblem:
-    """A problem with its owner: one of the OWNER constants, or a text that starts with the path of `run`."""
+    """A problem; `owner` is one of the OWNER constants or a text that starts with the path of `run`."""
 
     owner: str
     title: str
@@ -86,8 +86,8 @@ class ProblemList(QObject):
         return sum(entry.is_warning for entry in self.entries)
 
     def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
-        """Translate and store the problems of an owner in place of its previous ones; without problems,
-        remove the owner."""
+        """Replace the problems of an owner with `problems`, translated; if `problems` is empty, remove the
+        owner."""
         entries = [ListedProblem(owner, title, translate_problem(problem), run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return

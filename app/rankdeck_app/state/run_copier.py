@@ -22,7 +22,7 @@ class _CopyStatus(msgspec.Struct):
 
 
 def is_copy(path: Path) -> bool:
-    """Check whether a run is a copy, by its path alone."""
+    """Check from the path alone whether a run is a copy."""
     return path.is_relative_to(copies_dir())
 
 

@@ -1,8 +1,8 @@
 """Relabel, delete and restore runs and races.
 
 A thread does the work (io_thread.py). A running run is not deleted, and a run's lock is held while the run is
-moved, so that it cannot be resumed at the same time. Deleted runs go to the system's trash, or, if there is
-none, to a `.trash` folder next to them.
+moved, so that it cannot be resumed at the same time. A deleted run is moved to the system's trash or, if that
+fails, to a `.trash` folder in its parent folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunStore(QObject):
     """Changes, deletes and restores runs on the io thread.
 
     `relabelled` carries a run's path, title and labels; `trashed` a list of TrashedRun; `restored` the paths
-    of the restored runs; `failed` a sentence for each failure.
+    of the restored runs; `failed` an error message, emitted once even if several runs fail with it.
     """
 
     relabelled = Signal(object, str, object)

@@ -229,7 +229,7 @@ class RunView:
 
     @property
     def has_owner_memory(self) -> bool:
-        """Whether memory was measured as the sum of the tensors of modules and optimizers; the peak is then
+        """Whether memory was measured as the total size of module and optimizer tensors; the peak is then
         unknown."""
         return self.state.source == OWNERS_SEEN
 

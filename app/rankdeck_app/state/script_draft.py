@@ -108,7 +108,7 @@ class ScriptDraft(QObject):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks; if no GPUs are used, the number of requested devices."""
+        """The number of ranks; if no GPUs are used, the number of requested CPU devices."""
         if not self.is_cpu_only:
             return self.form.ranks
         try:
@@ -226,7 +226,7 @@ class ScriptDraft(QObject):
     # Parsed values
 
     def split_arguments(self) -> list[str]:
-        """Return the arguments as words.
+        """Return the arguments, split into words as a shell would.
 
         Raises:
             ValueError: a quotation mark is not closed.

@@ -238,7 +238,7 @@ class ScriptFolder(QObject):
             self.scan()
 
     def _load_choice(self) -> None:
-        """Load the folder's chosen interpreter unless it no longer exists, then emit `changed`."""
+        """Load the interpreter chosen for the folder (none if it no longer exists), then emit `changed`."""
         folder, text = self.folder, self._choices.get(str(self.folder))
 
         def describe() -> Interpreter | None:

@@ -44,7 +44,7 @@ _MAX_FIXES = 4
 
 @dataclass
 class RunnableConfig:
-    """A configuration that fixes have made runnable; `config` is None if `problem` has no fix.
+    """A configuration made runnable by fixes; `config` is None if `problem` could not be fixed.
 
     `notes` lists the changes that were made, and the reason for each.
     """

@@ -25,8 +25,8 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Seconds for which a read may continue after another time has been requested, so that views update even
-while the user is dragging."""
+"""Seconds before a read can be cancelled because another time was requested, so that views update even while
+the user is dragging."""
 
 
 class _PastReader:
@@ -79,7 +79,7 @@ class TimeMachine(QObject):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The start and the end of the run, or the start and now while it is running; None if it has not
+        """The run's start and end, or its start and the present while it is running; None if it has not
         started."""
         live = self._live_run
         start_time = live.started_at

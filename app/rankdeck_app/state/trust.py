@@ -2,7 +2,7 @@
 
 The folders are saved in trusted.toml next to the settings, with symbolic links resolved. They are read again
 for every check, because another window of the app may have changed them. `RunConfig.code_folders` lists the
-folders that a run needs the user to trust; views/launch asks the user.
+folders that the user must trust before a run starts; views/launch asks the user.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The opened folder, and the folder for its runs.
 
 The opened folder is `~/Rankdeck` when the app starts for the first time, and the last opened folder at later
-starts; it is not created before a run is launched. New runs go to the folder set by `--runs`, else by
-RANKDECK_RUNS, else by the setting runs.dir, and otherwise to `runs` in the opened folder.
+starts; if it is missing, it is created only when a run is launched. New runs go to the folder set by
+`--runs`, else by RANKDECK_RUNS, else by the setting runs.dir, and otherwise to `runs` in the opened folder.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def theme_label(name: str) -> str:
 
 
 def system_theme() -> str:
-    """Return the built-in theme that matches the desktop's preference, by default a dark theme."""
+    """Return the name of the built-in theme that matches the desktop's preference; dark if there is none."""
     hints = QGuiApplication.styleHints()
     wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
     shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"
@@ -177,7 +177,7 @@ class Theme(QObject):
     def font(px: int = 12, bold: bool = False, mono: bool = False) -> QFont:
         """Return a font: 12 px for text, 11 px for secondary text, `mono` for numbers and output.
 
-        Digits have equal width, so that changing numbers do not jump. The object is shared.
+        Digits have equal width, so that numbers do not jump when they change. The object is shared.
         """
         font = QFont()
         font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)

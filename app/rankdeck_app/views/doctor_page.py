@@ -71,7 +71,7 @@ class _StateIcon(IconWidget):
 
 
 class _ProgressLine(QWidget):
-    """A thin progress line; empty while no checks run."""
+    """A thin progress bar; empty while no checks run."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ class OutputView(QWidget):
             self._start()
 
     def set_run(self, run: LiveRun | None) -> None:
-        """Show the current run."""
+        """Show the output of `run`; empty the view if it is None."""
         self.set_path(None if run is None else run.run_dir.path)
         self.name = "" if run is None else run.title
         self.name_changed.emit(self.name)

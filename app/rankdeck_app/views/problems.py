@@ -1,5 +1,5 @@
-"""Lists problems, each with its cause, owner, evidence and fix, and a button that applies the fix if
-possible.
+"""Lists problems, each with its cause, owner, evidence and fix, and, if possible, a button that applies the
+fix.
 
 For an exception, the user's own line comes first, as a link to the file; frames of other code are folded.
 """
@@ -42,7 +42,7 @@ MAX_ROWS = 100
 MAX_LINKS = 3
 MAX_EVIDENCE = 5
 _LOCATION = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
-"""Matches a location in a message in any language; the word before the line number means "line"."""
+"""Pattern of the " (FILE, line N)" that ends a message, with the word for "line" in any language."""
 
 FindActions = Callable[[ListedProblem], list[ToastAction]]
 OpenCode = Callable[[Path, int, str], object]
@@ -345,8 +345,8 @@ class ProblemsView(QWidget):
         return self._problems.is_of_other_run(problem_row.entry)
 
     def _focus_nearest(self, index: int) -> None:
-        """Keep the focus in the list when the focused row disappears, such as after its button has fixed the
-        problem."""
+        """Keep the focus in the list when the focused row disappears, for example because its button has
+        fixed the problem."""
         buttons = self.rows[min(index, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 

@@ -50,7 +50,7 @@ _GROUP_LABELS = {
     "note": tr_noop("By note"),
     "folder": tr_noop("By folder"),
 }
-"""Texts of the choices that group runs by a column; each key is the key of the column."""
+"""Labels of the choices for grouping runs, by the key of the column to group by."""
 
 
 class RunsPage(Page):

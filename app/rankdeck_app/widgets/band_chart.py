@@ -360,8 +360,8 @@ def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> 
 
 
 def _compute_band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
-    """Return (x, min, max) across all series on a common grid, which spans the points of all series within
-    `x0` to `x1`."""
+    """Return (x, min, max) across all series on a common grid, which spans the points of all series between
+    `x0` and `x1`."""
     start = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
     end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
     if not rest or end < start:

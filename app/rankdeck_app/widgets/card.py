@@ -1,8 +1,8 @@
 """Dashboard card: a rounded frame around one chart, with a title, a muted subtitle and the data source.
 
-The chart is the card's body, built on first access if it is expensive. The card implements the actions of all
-charts: copy as a picture, and export as PNG, SVG and CSV (card_export.py; the card's creator provides the
-rows). A body paints its own background, so that a live chart never repaints the frame around it.
+The chart is the card's body, built on first access if it is expensive. The card implements the actions that
+all charts share: copy as a picture, and export as PNG, SVG and CSV (card_export.py; the card's creator
+provides the rows). A body paints its own background, so that a live chart never repaints the frame around it.
 """
 
 from __future__ import annotations

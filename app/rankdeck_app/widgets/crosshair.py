@@ -23,7 +23,7 @@ from rankdeck_app.widgets.painting import chart_font, paint_text
 _GAP = 8.0
 _PADDING = 5.0
 PART_SEPARATOR = "  "
-"""Separates the parts of a readout, which become lines if the text is too wide."""
+"""Separator between the parts of a readout; each part becomes a line if the text is too wide."""
 
 CurvePoints = tuple[NDArray[np.floating], NDArray[np.floating]]
 

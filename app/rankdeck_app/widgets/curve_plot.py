@@ -32,15 +32,15 @@ _WARM_UP = 5.0
 
 LOSS_LEGEND = (tr_noop("raw"), tr_noop("EMA"), tr_noop("held-out"))
 AxisPositions = Callable[[str], tuple[Floats, Floats] | None]
-"""Returns (steps, their positions on the given x axis), both ascending; None if unknown."""
+"""Function that returns (steps, their positions on the given x axis), both ascending; None if unknown."""
 
 
 class CurvePlot(ZoomPlot):
     """Plot of `raw` and `average` over steps, with single `points` (held-out losses).
 
     The readout lists the series whose `legend` text is not empty. Displayed numbers are multiplied by
-    `scale`. An empty plot shows `empty_text`. `axis_positions` looks up steps on the other x axes; without
-    it, steps are the only x axis.
+    `scale`. An empty plot shows `empty_text`. `axis_positions` returns the positions of steps on another x
+    axis; without it, steps are the only x axis.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class CurvePlot(ZoomPlot):
         return x[indices], y[indices]
 
     def _y_range(self, levels: NDArray[np.floating]) -> tuple[float, float] | None:
-        """Return a y range for the visible values. A much higher value at the first step does not flatten the
+        """Return a y range for the visible values. A very high value at the first step does not flatten the
         rest of the curve."""
         finite_levels = levels[np.isfinite(levels)]
         if not len(finite_levels):
@@ -229,7 +229,7 @@ class CurvePlot(ZoomPlot):
         return tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        """Return the step at `x`, its raw value and average, and the latest of the `points` up to it."""
+        """Return the step at `x`, its raw value and average, and the latest of `points` up to that step."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
         texts = [] if axis_map is None else [self.x_text(x)]

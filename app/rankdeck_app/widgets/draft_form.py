@@ -21,7 +21,7 @@ from rankdeck_app.widgets.option_rows import problems_by_field
 
 _INLINE_LABEL_WIDTH = 50
 _MIN_TWO_FIELD_WIDTH = 240
-"""Form width in pixels from which each of two fields on a line shows a number like 0.0003 in full."""
+"""Smallest form width in pixels at which two fields on a line both show a number like 0.0003 in full."""
 
 
 class DraftForm(QWidget):

@@ -24,7 +24,7 @@ MAX_MATCHES = 10_000
 
 
 class TextSearch(QObject):
-    """Base of a search in a text.
+    """Base class of searches in a text.
 
     `changed` is emitted when the matches may have changed. `current_index` counts from 0; None means that no
     match is selected.
@@ -304,6 +304,6 @@ class LineSearch(TextSearch):
 
 
 def text_before(text: str, position: int) -> str:
-    """Return the text before a position that is counted in UTF-16 code units, as Qt does."""
+    """Return the text before a position counted in UTF-16 code units, the unit in which Qt counts."""
     # The text may contain lone surrogates, and the position may split a surrogate pair.
     return text.encode("utf-16-le", "surrogatepass")[: 2 * position].decode("utf-16-le", "replace")

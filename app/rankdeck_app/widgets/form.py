@@ -89,7 +89,7 @@ def _parse_number(text: str) -> Any:
 
 
 class Field(QWidget):
-    """Base of the editors below. `edited` carries the new value, as typed."""
+    """Base class of the editors below. `edited` carries the new value, as typed."""
 
     edited = Signal(object)
     _mark_gap = 6
@@ -216,8 +216,8 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class FormLine(QWidget):
-    """A label, its editor, and the problem's text below the editor. `trailing` are widgets or layouts to the
-    right of the editor."""
+    """A label, its editor, and the text of a problem or warning below the editor. `trailing` are widgets or
+    layouts to the right of the editor."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class FormLine(QWidget):
             self._update_problem()
 
     def set_warning(self, text: str | None) -> None:
-        """Show a warning unless the line has a problem, which hides the warning."""
+        """Show a warning below the editor; if the line has a problem, the problem is shown instead."""
         if text != self._warning:
             self._warning = text
             self._update_problem()

@@ -49,7 +49,7 @@ class HolderListData:
 
 
 class HolderList(Chart[HolderListData]):
-    """Painted list of holders. If some lines do not fit, the last line states how many are missing."""
+    """Painted list of holders. If some do not fit, the last line states how many are left out."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, HolderListData(), tr("Memory of the device, by owner"))
@@ -89,7 +89,7 @@ class HolderList(Chart[HolderListData]):
             top += _LINE_HEIGHT
 
     def _visible_lines(self) -> Sequence[Holder]:
-        """Return the holders that fit above the facts; if some do not fit, the last entry sums them up."""
+        """Return the holders that fit above the facts; if some do not, the last entry sums up the rest."""
         lines, num_facts = self.data.holders, len(self.data.facts)
         room = self.height() - _LINES_TOP - (_LINE_HEIGHT * num_facts + 6 if num_facts else 0)
         max_lines = max(1, int(room // _LINE_HEIGHT))
@@ -101,7 +101,7 @@ class HolderList(Chart[HolderListData]):
         return [*lines[: max_lines - 1], Holder("", name, sum(known_bytes) if known_bytes else None)]
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full text of a line that has a note, such as a command that does not fit on the card."""
+        """Return the full text of a line whose note, such as a command, may not fit on the card."""
         lines, index = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
         return html.escape(lines[index].text) if 0 <= index < len(lines) and lines[index].note else ""
 

@@ -262,7 +262,7 @@ class TextBlock(QPlainTextEdit):
 # words that are longer than a line, so that a path is complete at any width.
 
 Paragraph = tuple[str, str]
-"""A text and its look: "" for body text, "apart" with more space above, "dim" or "mono"."""
+"""A text and its look: "" for body text, "apart" for body text with more space above, "dim" or "mono"."""
 _GAP_PX, _APART_GAP_PX = 2, 6
 _SMALL_STYLES = ("dim", "mono")
 

@@ -27,7 +27,7 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _AVERAGE_POINTS = 240
 MAX_RUNS_WITH_RAW = 3
-"""With more runs than this, raw losses are not drawn, because they would hide the averages."""
+"""Number of runs above which raw losses are not drawn, because they would hide the averages."""
 # Room for the letters after the last step.
 _LETTER_MARGIN = 1.03
 

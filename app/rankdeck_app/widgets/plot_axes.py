@@ -35,7 +35,7 @@ TickLabel = tuple[QRectF, Any, str]
 
 
 def round_up_axis_end(value: float, limit: float | None = None) -> float:
-    """Return the end of an axis: `value` rounded up to one of 8 values per doubling, at most `limit`."""
+    """Return the end of an axis: `value` rounded up to one of 8 values per power of two, at most `limit`."""
     if value <= 0:
         return limit or 1.0
     # The axis grows in steps of an eighth to a sixteenth instead of with every value.
@@ -166,7 +166,7 @@ class CountAxis(TimeAxis):
 
 
 def log_ticks(low: float, high: float, size: float) -> list[float]:
-    """Return ticks between two powers of ten, as exponents.
+    """Return the ticks of a log axis from `low` to `high`, as base-10 exponents.
 
     The ticks are at 1, 2 and 5 times each power of ten, or only at the powers. In a range of at most a
     decade, they are evenly spaced if neither choice gives a suitable number of ticks.

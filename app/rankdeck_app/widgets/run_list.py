@@ -132,8 +132,8 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, return the
-    number of entries, such as '2 of 5'."""
+    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, return how
+    many entries are done, such as '2 of 5' or '5 raced'."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
         if done < count:
@@ -151,8 +151,8 @@ def step_progress(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """Return a name such as 'DDP'; for a race, 'DDP so far' or 'DDP fastest' (empty before two results), or
-    'inconclusive'."""
+    """Return a name such as 'DDP'; for a race, return 'DDP so far', 'DDP fastest' or 'inconclusive', or an
+    empty text until two entries are done."""
     if info.race is None:
         return _strategy_phrase(info.strategy)
     if info.race.is_inconclusive:
@@ -179,8 +179,8 @@ def title_text(info: RunInfo) -> str:
 
 
 def folder_breadcrumbs(name: str) -> list[str]:
-    """Return the parts of a run directory's name without its time, such as ['2026-11-24', 'gpt-dp-3f2a']; a
-    name without a date is the only part."""
+    """Return the date and the rest of a run directory's name, without the time, such as ['2026-11-24',
+    'gpt-dp-3f2a']; return a name without a date as the only part."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 8 or not stamp.isdigit():
         return [name]

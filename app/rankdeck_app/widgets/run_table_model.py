@@ -85,8 +85,8 @@ class _CachedRun:
 class RunTableModel(QAbstractTableModel):
     """Model of the table of runs.
 
-    `rows_changed` is emitted after rows were added, removed or moved. `rename_requested` carries the run's
-    path and its new name. DATA_ROLE returns the row of a cell: a RunInfo or a RunGroup.
+    `rows_changed` is emitted after rows have been added, removed or moved. `rename_requested` carries the
+    run's path and its new name. DATA_ROLE returns the row of a cell: a RunInfo or a RunGroup.
     """
 
     rows_changed = Signal()

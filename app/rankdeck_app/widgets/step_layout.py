@@ -27,7 +27,7 @@ _MIN_LABELLED_BYTES = 1024
 """Size below which a transfer has no label: small transfers only synchronize a few values between ranks."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
-"""Average spacing in pixels below which only the first arrow of a gutter has a label."""
+"""Average distance in pixels between labels below which only the first arrow of a gutter has a label."""
 LABEL_PX = 10
 _HEIGHTS = ((1, 40, 8), (2, 36, 30), (4, 30, 26), (8, 24, 20))
 _MIN_HEIGHTS = (18, 12)

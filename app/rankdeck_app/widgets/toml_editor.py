@@ -119,8 +119,8 @@ class TomlEditor(CodeEditor):
         super().mousePressEvent(event)  # type: ignore[arg-type]
 
     def viewportEvent(self, event: QEvent) -> bool:
-        """Show a tooltip with the problem of the line under the pointer and the help for the key under the
-        pointer."""
+        """Show a tooltip with the problem on the line under the pointer and the help for the key at that
+        position."""
         if event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
             return super().viewportEvent(event)
         cursor = self.cursorForPosition(event.pos())

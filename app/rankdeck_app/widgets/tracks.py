@@ -25,7 +25,7 @@ from rankdeck_app.widgets.time_text import ago_label
 
 def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
     """Return the value at each of `num_columns` pixel columns from `x0` to `x1`; NaN where unknown. A value
-    is valid for `hold_s` seconds.
+    is valid for `hold_s` seconds, or for 2.5 columns if that is longer.
 
     If several values fall in one column, the largest is returned.
     """

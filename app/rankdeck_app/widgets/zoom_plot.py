@@ -1,8 +1,8 @@
 """Base class of the zoomable plots: themed axes, and zoom by Ctrl+wheel, drag and keys.
 
-A double click, Escape or the button of a zoomed plot makes it follow the data again. The wheel without Ctrl
-scrolls the page. pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself. While
-a plot follows the data, its ranges move in steps: a new axis layout per frame would cost more than the
+A double click, Escape or the Reset zoom button makes a zoomed plot follow the data again. The wheel without
+Ctrl scrolls the page. pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself.
+While a plot follows the data, its ranges move in steps: a new axis layout per frame would cost more than the
 curves.
 """
 

@@ -2,7 +2,7 @@
 
     observation (events) + source (script)  ->  findings  ->  entries of tables  ->  TOML
 
-Read naming.py, which decides what a configuration can refer to, and findings.py, which finds the calls.
+See naming.py for what a configuration can refer to, and findings.py for how the model and data are found.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _entry(key: str, finding: Finding) -> TomlEntry:
 
 
 def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list[TomlEntry]:
-    """Return the entries for the data loader: shuffling, use of a smaller last batch, and worker count."""
+    """Return the loader's entries: sample order, whether to keep a smaller last batch, and worker count."""
     entries = []
     if data.is_shuffled is False:
         entries.append(TomlEntry("order", "given", ["The loader does not shuffle."]))

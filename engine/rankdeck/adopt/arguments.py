@@ -2,7 +2,7 @@
 
 Supported are literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration
 objects, and argparse options. An entry or a field that the script may reassign anywhere is unknown. A parser
-built from the script's `add_argument` calls, if their arguments are literals, parses the run's command line.
+built from the literal arguments of the script's `add_argument` calls parses the run's command line.
 """
 
 from __future__ import annotations

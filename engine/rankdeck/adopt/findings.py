@@ -176,8 +176,8 @@ class DataFinding:
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
-    """Return the reference by which a configuration names the training data; `dataset` is the observed class
-    of the data."""
+    """Return the reference by which a configuration names the training data, with the options of the training
+    loader; `dataset` is the observed class of the data."""
     loader = _find_training_loader(script)
     of_trainer = find_trainer_argument(script, "train_dataset")
     if loader is None and of_trainer is not None:

@@ -65,8 +65,8 @@ def _trainer_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
-    """Return whether an Accelerator is given a number of accumulation steps, by which its `backward` then
-    divides the loss."""
+    """Return whether the script passes gradient_accumulation_steps to an Accelerator, whose `backward` then
+    divides the loss by that number."""
     return any(
         keyword.arg == "gradient_accumulation_steps"
         for _, call in script.calls("Accelerator")
@@ -207,7 +207,7 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
 
 
 def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
-    """Return code for a loss function's (sum, count), built from the script's call.
+    """Return code for a batch's summed loss and number of targets, built from the script's loss call.
 
     Return None unless the call creates or calls a loss object, or passes two arguments to a loss function.
     """

@@ -175,7 +175,7 @@ def _imported_names(source: ScriptSource) -> list[str]:
 
 
 def _call_parameters(definition: Definition) -> dict[str, ast.expr | None]:
-    """Return the parameters that a caller can pass, in signature order, with their defaults or None."""
+    """Return the parameters that a caller can set, in signature order, with their defaults or None."""
     if not isinstance(definition, ast.ClassDef):
         return parameters_of(definition)
     for node in definition.body:

@@ -61,7 +61,7 @@ _RATE_TOLERANCE = 0.02
 
 
 def find_strategy(observation: ScriptObservation) -> Finding:
-    """Return the strategy for the script's wrapper, with its options.
+    """Return the strategy that corresponds to the script's parallel wrapper, with the strategy's options.
 
     Raises:
         NotAdoptableError: no strategy corresponds to the wrapper.
@@ -185,7 +185,7 @@ def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[
 
 
 def _initial_rate(observation: ScriptObservation) -> float | None:
-    """Return the learning rate that schedules start from."""
+    """Return the base learning rate, which a schedule multiplies by a factor in each step."""
     groups = observation.lead.parameter_groups
     # A schedule here is a factor of the rate. OneCycleLR stores its peak rate in max_lr.
     initial = groups[0].get("max_lr", groups[0].get("initial_lr")) if groups else None

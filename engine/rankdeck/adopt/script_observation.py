@@ -169,8 +169,8 @@ _UNOBSERVED_COMMUNICATION = tr_noop(
 
 
 def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
-    """Check that a configuration's step can match a step of the script. Raises NotAdoptableError if it
-    cannot."""
+    """Check that a configuration can reproduce the script's optimizer steps. Raises NotAdoptableError if none
+    can."""
     lead = observation.lead
     leading = (lead.optimizer or "").rpartition(":")[2]
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}

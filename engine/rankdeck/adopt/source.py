@@ -71,7 +71,7 @@ class ScriptSource:
         return hash(self.path)
 
     def location(self, node: ast.AST) -> str:
-        """Return 'train.py, line 12'."""
+        """Return a node's file name and line, such as 'train.py, line 12'."""
         return f"{self.path.name}, line {getattr(node, 'lineno', 1)}"
 
     @cached_property

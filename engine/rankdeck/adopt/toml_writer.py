@@ -14,7 +14,7 @@ COMMENT_WIDTH = 100
 
 @dataclass(frozen=True)
 class TomlEntry:
-    """A line and the comment above it; without a value, the comment alone."""
+    """A `key = value` line and the comment above it; only the comment if `value` is None."""
 
     key: str
     value: Any = None
@@ -38,7 +38,7 @@ def _entry_lines(entry: TomlEntry) -> Iterable[str]:
 
 
 def _comment_lines(notes: Iterable[str]) -> Iterable[str]:
-    """Yield comment lines: sentences are wrapped, indented code stays as it is."""
+    """Yield the notes as comment lines: sentences are wrapped, and indented code is left as it is."""
     for note in notes:
         lines = [note] if note.startswith(" ") else textwrap.wrap(note, COMMENT_WIDTH) or [""]
         yield from (f"# {line}".rstrip() for line in lines)

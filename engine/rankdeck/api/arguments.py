@@ -100,7 +100,7 @@ def _shorten_repr(value: Any) -> str:
 
 
 def check_texts(**arguments: Any) -> None:
-    """Check that each argument is text or None; arguments that name paths may also be path objects.
+    """Check that each argument is text or None; an argument for a path may also be a path object.
 
     Raises:
         ConfigError: an argument has another type; the first such argument is reported.

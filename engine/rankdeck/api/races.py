@@ -127,8 +127,8 @@ class Raced:
 
     @property
     def entries(self) -> list[RaceEntry]:
-        """The entries in the order in which they run, each with label, state, predicted, measured, agreement,
-        place and problem."""
+        """The entries in the order in which they run, each with `label`, `state`, `predicted`, `measured`,
+        `agreement`, `place` and `problem`."""
         return self._read().entries
 
     @property

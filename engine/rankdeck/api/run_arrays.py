@@ -29,7 +29,7 @@ class MetricValues(NamedTuple):
 
 
 class RunArrays:
-    """Arrays of all events of a run so far; `refresh` reads new events."""
+    """A run's events so far, as numpy arrays; `refresh` reads new events."""
 
     def __init__(self, run: RunDir) -> None:
         # All rows, because the arrays cover every step. Curves are for drawing only.
@@ -78,7 +78,7 @@ class RunArrays:
         return self.state.column("step").astype(np.int64)
 
     def column(self, name: str) -> FloatArray:
-        """Return a column over all steps; run/step_table.py lists the names."""
+        """Return a column with one entry per step; run/step_table.py lists the column names."""
         return self.state.column(name)
 
     def memory(self) -> FloatArray:

@@ -47,7 +47,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the run directory, which every rankdeck command accepts."""
+        """The name of the run directory, which every rankdeck command that takes a run accepts."""
         return self._dir.name
 
     @property
@@ -174,8 +174,8 @@ class Run:
     def memory(self) -> FloatArray:
         """Peak bytes of each sampled step, with shape (steps, devices).
 
-        For a script on the CPU, the live bytes of the observed parameters, gradients, buffers and optimizer
-        state.
+        For a script on the CPU, the values are the live bytes of the observed parameters, gradients, buffers
+        and optimizer state.
         """
         return self._arrays.refresh().memory()
 

@@ -156,7 +156,7 @@ def resolve_config(
     name: str | None,
     overrides: list[str],
 ) -> RunConfig:
-    """Return the configuration for a `config` argument.
+    """Convert a `config` argument of any kind to a RunConfig, and apply the other arguments to it.
 
     Raises:
         ConfigError: the configuration is invalid; all problems are reported at once.

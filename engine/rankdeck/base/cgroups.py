@@ -18,10 +18,10 @@ _FILES = {
     "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
     "pids": (("pids.max", "pids.current"), ("pids.max", "pids.current")),
 }
-"""Names of the (limit, usage) files by controller: for v2, then for v1."""
+"""Names of the (limit, usage) files of each controller: first those of cgroup v2, then those of v1."""
 _RECLAIMABLE = ("inactive_file", "active_file")
 _NO_LIMIT = 1 << 60
-"""If there is no limit, cgroup v1 reports a number that is larger than this."""
+"""Threshold for cgroup v1, which reports a larger number if there is no limit."""
 
 
 class CgroupLimit(NamedTuple):

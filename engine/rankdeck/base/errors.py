@@ -47,14 +47,14 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cause, where it was observed, and how to fix it.
 
-    `host` is the rank's host in a run across several hosts; readers set it, not the writer. `path` is a file
-    or a dotted path into the configuration (`train.steps`); `line` counts from 1. `last_lines` are the last
-    lines that the rank itself wrote to stderr; library frames are folded. `cure` holds the configuration
-    changes that fix the problem, if known: dotted keys and their values, where None removes the key. `advice`
-    describes the fix in words. `evidence` holds the observations from which a rule found the cause.
-    `templates` and `arguments` have the keys "message", "advice" and "evidence.0" for texts that are phrases:
-    the template with `{name}` fields, and the values of these fields. A phrase inside a phrase has the key
-    "message.name".
+    `host` is the rank's host in a run across several hosts; it is set when events are read, not when they are
+    written. `path` is a file or a dotted path into the configuration (`train.steps`); `line` counts from 1.
+    `last_lines` are the last lines that the rank itself wrote to stderr; library frames are folded. `cure`
+    holds the configuration changes that fix the problem, if known: dotted keys and their values, where None
+    removes the key. `advice` describes the fix in words. `evidence` holds the observations from which a rule
+    found the cause. `templates` and `arguments` have the keys "message", "advice" and "evidence.0" for texts
+    that are phrases: the template with `{name}` fields, and the values of these fields. A phrase in the
+    message's field `{name}` has the key "message.name".
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""Keeps objects that live as long as the process out of Python's garbage collection."""
+"""Prevents Python's garbage collector from traversing objects that live as long as the process."""
 
 from __future__ import annotations
 

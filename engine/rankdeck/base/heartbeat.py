@@ -73,7 +73,7 @@ def finished_phase(num_lost: int, error_number: int) -> str:
 
 
 def failed_phase(num_lost: int, error_number: int) -> str:
-    """Return the phase of a failed rank's last beat; it reports lost lines as in `finished_phase`."""
+    """Return the phase of a failed rank's last beat; it reports lost lines as `finished_phase` does."""
     return "failed" + _lost_suffix(num_lost, error_number)
 
 
@@ -83,8 +83,8 @@ def _lost_suffix(num_lost: int, error_number: int) -> str:
 
 
 def parse_lost_lines(phase: str) -> tuple[int, str] | None:
-    """Return (number of lost lines, the system's error text) from the phase of a last beat; None if no line
-    was lost."""
+    """Return (number of lost lines, the system's error text) from the phase of a rank's last beat; None if no
+    line was lost."""
     match = _LOST_LINES.fullmatch(phase)
     return (int(match[1]), os.strerror(int(match[2]))) if match else None
 

@@ -1,4 +1,4 @@
-"""Masks secrets in arguments and variables, recognized by name or by form.
+"""Masks secrets, which are recognized by their name or form, in arguments and variables.
 
 A run's config.toml and environment.json are read, compared and copied into reports, so they contain MASK in
 place of a secret. The original values, which are needed to rerun the run, are stored next to these two files,
@@ -48,7 +48,7 @@ def is_secret_name(name: str, *, any_key: bool = False) -> bool:
 
 
 def mask_text(text: str, *, any_key: bool = False) -> str:
-    """Mask values after secret names, credentials in URLs, and texts that have the form of an API key."""
+    """Mask credentials in URLs, text in the form of an API key, and values that follow a secret's name."""
     text = _URL_CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _API_KEY.sub(MASK, text)

@@ -9,7 +9,7 @@ MAX_NAME_LENGTH = 120
 
 
 def validate_name(name: str) -> str:
-    """Return the name reduced to one line.
+    """Return the name on one line, with whitespace collapsed.
 
     Raises:
         ConfigError: the name is too long, or is "last".

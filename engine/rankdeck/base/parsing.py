@@ -178,9 +178,9 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
 
 
 def find_line(lines: dict[KeyPath, int | None], key_path: KeyPath) -> int | None:
-    """Return the line of a path, or of the closest enclosing table that has a line.
+    """Return the line of a key, or of the closest enclosing table that has a line.
 
-    A table without a header gets the line of the first table inside it. A path that maps to None was set
+    A table without a header gets the line of the first table inside it. A key whose path maps to None was set
     outside the file (on the command line), so the result is None.
     """
     for end in range(len(key_path), 0, -1):

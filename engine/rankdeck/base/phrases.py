@@ -72,9 +72,9 @@ class TranslatableStruct(msgspec.Struct, kw_only=True):
 
 
 def phrase(template: str, /, **arguments: Any) -> Phrase:
-    """Fill `{name}` fields of the template; without arguments the template is used as it is.
+    """Fill the `{name}` fields of the template; without arguments, use the template as it is.
 
-    Arguments that are neither numbers nor texts are converted with `str`; a phrase stays a phrase.
+    Arguments that are neither numbers nor strings are converted with `str`; a phrase stays a phrase.
     """
     values = {name: _to_builtin(value) for name, value in arguments.items()}
     result = Phrase(template.format(**values) if values else template)

@@ -81,8 +81,8 @@ class ExtraState:
         return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-        """Restore the result of `changed_entries`; return the names of the entries whose owner does not exist
-        in this run."""
+        """Restore the result of `changed_entries`; return the names of the entries for which this run has no
+        buffer, attribute, parameter group or optimizer."""
         owners = dict(self._iter_owners())
         homeless = []
         device = next(self._module.parameters()).device

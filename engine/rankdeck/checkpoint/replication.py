@@ -34,7 +34,7 @@ FileList = Mapping[str, tuple[int, str]]
 
 @dataclass(frozen=True)
 class HostLeaders:
-    """Process group of the leading ranks, one per host; `index` is this rank's position in it."""
+    """Process group of the host leaders, one rank per host; `index` is this rank's position in it."""
 
     group: dist.ProcessGroup
     ranks: Sequence[int]

@@ -187,8 +187,8 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a one-element tensor with the same dtype and layout for each tensor; dtype and layout alone
-    determine whether a file can store the tensor."""
+    """Return a one-element tensor for each tensor, with its dtype and layout; these alone determine whether a
+    file can store a tensor."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }

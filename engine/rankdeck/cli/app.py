@@ -134,8 +134,8 @@ def root(
 
 
 def _build_command() -> Any:
-    """Return the click command. Flags get no metavar, because typer's help would print <bool> next to each
-    flag."""
+    """Return the click command. Flags get an empty metavar; otherwise, typer's help would print <bool> next
+    to each flag."""
     command_group: Any = typer.main.get_command(app)
     for command in (command_group, *command_group.commands.values()):
         context = typer.Context(command, help_option_names=HELP_OPTIONS)

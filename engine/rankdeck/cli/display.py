@@ -1,4 +1,4 @@
-"""Displays of `train` and `watch` for a running run.
+"""Displays with which `train` and `watch` show a run in progress.
 
 On a terminal they show a live view (live.py), in a pipe plain lines, and with `watch --json` the events
 themselves. follow.py chooses and feeds a display, which never blocks.

@@ -20,8 +20,8 @@ def follow(
 ) -> RunState:
     """Show a run until it has ended, and return its state.
 
-    `on_tick` is called between reads; if it returns False, following stops early. Events before `attempt` are
-    applied but not shown.
+    `on_tick` is called between reads; if it returns False, following stops early. Events of attempts before
+    `attempt` update the state but are not shown.
     """
     # Displays show the newest values only, so no curves are built.
     state, reader = RunState(curves=False), EventReader(run)

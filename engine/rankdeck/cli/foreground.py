@@ -205,8 +205,8 @@ def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_
     """Start a script's run, print the text `what` and the run's path, and wait for the run's end unless
     detached.
 
-    Return the script's exit status. `start` is a partial of `start_script` or `rerun` of launch/start.py;
-    this function passes the remaining arguments.
+    Return the script's exit status. `start` is a functools.partial of `start_script` or `rerun` from
+    launch/start.py; this function passes the remaining arguments.
     """
     start_run = partial(
         start, detach=detach, command_line=["rankdeck", *sys.argv[1:]], started=command_start_time()

@@ -75,11 +75,11 @@ def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as
 def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Check that these hosts can train one run together, and print warnings.
+    """Check that these hosts can train together in one run, and print warnings.
 
     Raises:
         ConfigError: there is only one host.
-        MachineError: these hosts cannot train one run together.
+        MachineError: these hosts cannot train together in one run.
     """
     if len(hosts) < 2:
         raise ConfigError(

@@ -119,8 +119,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset. Run names do not help, since runs are
-    named after what they train."""
+    """Return the newest run whose command line contains this preset's name. Run names do not contain it,
+    since runs are named after what they train."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 
@@ -148,7 +148,7 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Check that a file can be written at this path, before seconds of work are spent on its contents.
+    """Check that a file can be written at this path, before its contents are computed, which takes seconds.
 
     Raises:
         ConfigError: the path is "-" or exists but is not a regular file, or its folder does not exist.

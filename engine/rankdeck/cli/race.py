@@ -168,7 +168,7 @@ def split_by_verdict(
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines of the strategies to race, excluded strategies).
 
-    With `is_explicit` (the user named the strategies), those neither predicted nor refused are raced too.
+    With `is_explicit` (the user named the strategies), those for which only the planner failed are raced too.
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy
@@ -204,7 +204,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
 
 
 def _confirm_race(request: RaceRequest) -> bool:
-    """Return whether to start the race; the user is asked if the race is long and there is a terminal."""
+    """Return whether to start the race; on a terminal, ask the user before starting a long race."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`rankdeck --host NAME COMMAND ...`: run the same command on another host, over ssh.
+"""`rankdeck --host NAME COMMAND ...`: run a rankdeck command on another host, over ssh.
 
 The command's output is printed on this host. A watched run is copied continuously and read on this host, so a
 broken connection only makes the view stale; the view then shows the copy's age.

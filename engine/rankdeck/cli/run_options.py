@@ -179,7 +179,7 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
 
 
 def _check_utf8(table: Mapping[str, Any]) -> None:
-    """Check that every string in the table can be saved.
+    """Check that every string in `table`, a script's configuration, can be saved.
 
     Raises:
         ConfigError: a name or an argument is not UTF-8.

@@ -1,4 +1,4 @@
-"""`rankdeck serve` and `meet`: commands that are started over ssh on another host, not by users."""
+"""`rankdeck serve` and `meet`: commands that Rankdeck starts on other hosts over ssh; users do not."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def command_start_time() -> float:
 def detach_or_wait(
     run: RunDir, several: MultiHostRole | None = None, *, detach: bool, as_json: bool, attempt: int = 0
 ) -> int:
-    """Print the address at which other hosts join, then, with `detach`, print the run's path, or otherwise
+    """Print the address at which other hosts join. Then print the run's path if `detach` is set; otherwise,
     show the run from `attempt` on until it ends.
 
     Return the exit code.

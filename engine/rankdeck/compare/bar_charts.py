@@ -116,7 +116,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 16, 13
 
 
 def round_step(span: float, max_steps: int) -> float:
-    """Return the smallest step, 1, 2 or 5 x 10^n, that divides a span into at most `max_steps` steps."""
+    """Return the smallest step, (1, 2 or 5) x 10^n, that divides a span into at most `max_steps` steps."""
     if not span > 0 or not math.isfinite(span):
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / max_steps))

@@ -106,8 +106,8 @@ class LossCurve:
 def loss_curve(
     state: RunState, axis: StepAxis, max_bins: int = 400, x_range: tuple[float, float] | None = None
 ) -> LossCurve:
-    """Return a loss curve with at most about `max_bins` bins; `x_range` limits it to a range of positions on
-    the axis."""
+    """Return a run's loss curve with up to about `max_bins` bins; `x_range` limits the curve to a range of
+    positions on the axis."""
     raw = _window(state.losses, axis, max_bins, x_range)
     average_x, low, high = _window(state.loss_ema, axis, max_bins, x_range)
     held_x, held_out, _ = _window(state.held_out, axis, 1_000, x_range)

@@ -188,8 +188,8 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Return why times or bytes cannot be compared, or "" if the models are the same: only then do times and
-    bytes characterise a strategy."""
+    """Return why times or bytes cannot be compared; "" if the models are the same. Times and bytes of
+    different models say nothing about their strategies."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:

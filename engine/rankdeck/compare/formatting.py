@@ -15,7 +15,7 @@ SAME = phrase("same")
 _NOISE_RATIO = 5e-4
 """Relative difference below which values count as equal.
 
-Strategies that compute the same losses add them up in different orders, so their results differ slightly.
+Strategies that compute the same loss add up its terms in different orders, so their results differ slightly.
 """
 COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy", "text",

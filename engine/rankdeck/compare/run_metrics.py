@@ -33,7 +33,7 @@ _NUM_RECENT_STEPS = 1 << 14
 """Number of newest steps from which the spread of step times is computed."""
 _MAX_POINTS = 1 << 20
 NOT_OBSERVED = events.Observed(rank=0, script="")
-"""Placeholder for a script's observation before any rank has reported one."""
+"""Placeholder for the observation of a script before any rank has reported one."""
 SENT_PREFIX = "sent:"
 """Prefix of the keys of metrics that count the bytes sent by one algorithm."""
 

@@ -24,8 +24,8 @@ from rankdeck.run.prediction import read_prediction
 class RunSetup:
     """Setup of a run.
 
-    `tables` are the tables of the run's resolved configuration, with [script] for a script; empty if the file
-    cannot be read.
+    `tables` are the tables of the run's resolved configuration, including [script] if the run executes a
+    script; empty if the file cannot be read.
     """
 
     title: str
@@ -76,7 +76,7 @@ def read_run_setup(at: RunRef) -> RunSetup:
 
 
 def config_file_of(at: RunRef) -> Path:
-    """Return the path of the resolved configuration of a run in its current state, or of a single attempt."""
+    """Return the path of a run's current resolved configuration, or of a single attempt's."""
     return at.run_dir.attempt_file("config", "toml", at.attempt)
 
 

@@ -115,7 +115,7 @@ class Comparison:
     other_differences: tuple[Difference, ...]
 
     def letter(self, index: int) -> str:
-        """Return the letter of a run in charts, A to H."""
+        """Return the letter (A to H) that stands for a run in charts."""
         return run_letter(index)
 
     @property
@@ -169,7 +169,7 @@ def run_letter(index: int) -> str:
 
 
 def compare_runs(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
-    """Build a row for each metric that some run has, and the differences between the runs.
+    """Build a row for each metric that at least one run has, and list the differences between the runs.
 
     This is fast, because the metrics have already been computed.
     """
@@ -221,8 +221,8 @@ def _common_label(first: str, last: str) -> str:
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
     """Return (first step, last step, each run's mean loss) for the last few steps completed by every run.
 
-    None if all runs have completed the same number of steps, or fewer than two have losses in these last
-    steps.
+    None if all runs have completed the same number of steps, or if fewer than two runs have losses in those
+    last few steps.
     """
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]

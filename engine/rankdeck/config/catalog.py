@@ -616,7 +616,7 @@ DATA: Mapping[str, CatalogSpec] = _table(
 
 # torch's default ignore_index.
 IGNORE_INDEX = -100
-"""A target with this value counts neither in the loss nor in the number of targets."""
+"""Value of the targets to ignore: they count toward neither the loss nor the number of targets."""
 
 LOSSES: Mapping[str, CatalogSpec] = _table(
     CatalogSpec(

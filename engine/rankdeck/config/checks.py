@@ -165,7 +165,7 @@ class ProblemReport:
 
 
 def report_placeholders(report: ProblemReport, tables: TomlTable, key_path: KeyPath = ()) -> TomlTable:
-    """Return the tables without placeholders, and report each placeholder."""
+    """Return the tables with their placeholders removed, and report each placeholder."""
     filled = {}
     for key, value in tables.items():
         if isinstance(value, dict):

@@ -17,7 +17,7 @@ from rankdeck.config.schema import Choice, TrainConfig
 
 @dataclass(frozen=True)
 class Facts:
-    """The parts of a validated configuration that the rows test.
+    """The parts of a validated configuration that the rows of INCOMPATIBILITIES test.
 
     `device_kind` (cpu | gpu) is None if it becomes known only at launch.
     """
@@ -34,7 +34,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """A row of the table.
+    """A row of INCOMPATIBILITIES.
 
     Empty `strategies` means all strategies. `path` is the dotted path of the option that is reported.
     `changes` fixes the problem (see Problem); `advice` describes that fix and its alternatives.

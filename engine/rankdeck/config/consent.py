@@ -60,7 +60,7 @@ def has_consent(execution: CodeExecution) -> bool:
 
 
 def has_config_consent(config: RunConfig | ScriptConfig) -> bool:
-    """Return whether the configuration executes no user code, or the user agreed to all of it."""
+    """Return whether the user agreed to all user code of the configuration; true if it executes none."""
     execution = execution_of(config)
     return execution is None or has_consent(execution)
 
@@ -80,7 +80,7 @@ def record_consent(execution: CodeExecution) -> None:
 
 
 def record_start_consent(config: RunConfig | ScriptConfig) -> None:
-    """Store consent for a configuration that the user starts."""
+    """Store consent to a configuration's user code when the user starts a run with it."""
     execution = execution_of(config)
     if execution is not None:
         record_consent(execution)

@@ -9,8 +9,8 @@
     ranks = 2
 
 `rankdeck run --entry small` runs the entry; the app lists the file's entries and saves new ones to it.
-Writing preserves comments and the order of keys. An entry runs code of the folder, so the app asks for trust
-first.
+Writing preserves comments and the order of keys. An entry runs code from the folder, so the app first asks
+whether to trust the folder.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class FolderFile:
 def read_folder_file(folder: Path) -> FolderFile:
     """Read the folder's rankdeck.toml.
 
-    Raises: ConfigError: the file cannot be read or is invalid; the error holds every problem outside of
-        individual entries, with its line.
+    Raises: ConfigError if the file cannot be read or is invalid; the error holds every problem outside of
+    individual entries, with its line.
     """
     path = folder / FOLDER_FILE
     text = _read_text(path)

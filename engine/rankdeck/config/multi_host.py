@@ -36,7 +36,7 @@ def portable_tables(config: RunConfig) -> TomlTable:
 
 
 def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
-    """Return the problems of the hosts table alone."""
+    """Return the problems within the hosts table, without regard to the other tables."""
     problems = []
     for name in dict.fromkeys(hosts.use):
         if hosts.use.count(name) > 1:

@@ -14,12 +14,11 @@ StrategyOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StrategyPlanning:
-    """A strategy's properties for the planner. Functions receive a mapping of all options, defaults
-    included."""
+    """A strategy's properties for the planner. Mappings of options passed to its functions are complete: they
+    include the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """Function that returns, for a number of devices, the option sets that a plan of all strategies covers.
-    """
+    """Function of the number of devices that returns the option sets covered by a plan of all strategies."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Function that returns memory-saving changes to the given options; empty if there are none."""
     label_option: str | None = None
@@ -28,8 +27,8 @@ class StrategyPlanning:
     """Ranks that use equal memory: all ranks, ranks with equal weight slices, ranks whose mesh positions
     differ only along data and tensor, or none."""
     extra_steps: int = 0
-    """Number of steps to trace after the usual two, so that the last step is like all later ones: 1 for
-    strategies that count collectives in the second step."""
+    """Number of steps to trace after the usual two, so that the last traced step is like all later steps: 1
+    for strategies that count collectives in the second step."""
     is_sequential: bool = False
     """Whether devices compute one after the other."""
     has_one_thread: bool = False

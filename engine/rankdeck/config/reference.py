@@ -119,7 +119,7 @@ CONTRACTS = {
         "    return total, targets.numel()\n",
     ),
 }
-"""Contracts by the key that names the code."""
+"""Contracts by name: the key that refers to the user's code, or "rankdeck.log"."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,8 @@ def config_keys() -> list[ConfigKey]:
 def find_keys(name: str) -> list[ConfigKey]:
     """Return a key, the keys of a table, or the options of a choice ("ddp") by name.
 
-    For a choice without options, return the key that names it. For a contract whose name is not a key, return
-    an empty list.
+    For a choice without options, return the `use` key that selects it. For a contract whose name is not a key
+    ("rankdeck.log"), return an empty list.
 
     Raises: ConfigError for an unknown name; the advice suggests a similar name.
     """

@@ -1,8 +1,8 @@
 """The tables of a configuration as validated pydantic models, with `RunConfig` as the root.
 
-`RunConfig.to_toml` writes the resolved copy that a run keeps. The copy includes all defaults, and its paths
-are absolute, so nothing else is needed to repeat the run. The options of a choice (a model, a strategy) are
-validated by its spec in catalog.py. Read loading.py next.
+`RunConfig.to_toml` returns the text of the resolved configuration that is stored with a run. It includes all
+defaults, and its paths are absolute, so nothing else is needed to repeat the run. The options of a choice (a
+model, a strategy) are validated by its spec in catalog.py. Read loading.py next.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ _BAD_NAME = re.compile(
 class ScriptCandidate:
     """A script that looks like a training script, with the libraries that it imports.
 
-    `name` is its path relative to the folder.
+    `name` is its path relative to the searched folder.
     """
 
     path: Path
@@ -249,7 +249,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
-    """Rate a script by its contents; return None if it imports none of the known libraries."""
+    """Rate how likely a file is a training script; return None if it imports none of the known libraries."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -1,5 +1,5 @@
-"""Defines the protocol of a data source: it describes its shapes without reading data, then loads two
-map-style data sets.
+"""Defines the protocol of a data source, which describes its shapes without reading data, then loads a
+training data set and, if there is one, a held-out data set, both map-style.
 
     source = Digits(args)      the catalogue's target, called with the checked arguments
     source.describe()          a DataSpec: shapes, dtypes, classes, vocabulary; reads no sample
@@ -31,8 +31,8 @@ class DataSpec:
     """Shapes and sizes of a data set, known before a sample is read. Shapes are per sample, without the batch
     dim; None means unknown.
 
-    `classes`: number of target classes. `vocabulary`: number of tokens. `may_mask`: targets can contain
-    IGNORE_INDEX, so the number of counted targets can differ between ranks.
+    `classes`: number of target classes. `vocabulary`: number of distinct tokens. `may_mask`: targets can
+    contain IGNORE_INDEX, so the number of targets in the loss can differ between ranks.
     """
 
     input_shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Trains a BPE vocabulary on a sample of the files and writes the files' tokens.
+"""Trains a BPE vocabulary on a sample of some text files and writes the tokens of these files.
 
 corpus.py runs this file as a separate process.
 
@@ -43,7 +43,7 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int) -> Tokenizer:
 
 
 def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, file: Path) -> None:
-    """Write the tokens of all files to `file`, in the smallest dtype that holds `vocabulary` tokens.
+    """Write the token ids of all files to `file`, in the smallest dtype that holds `vocabulary` ids.
 
     Raises:
         DataError: a text file cannot be read.

@@ -3,9 +3,9 @@
     files (sorted) --stat--> fingerprint --known?--> content key --> <cache>/text/<key>/tokens.bin
 
 Text is read as bytes. With a vocabulary of 256 the tokens are the bytes themselves. For a larger vocabulary,
-bpe.py trains BPE in a separate process, because its threads must not live in a process that forks ranks.
-Several processes may build at the same time: each writes to its own folder, and the first rename wins. This
-module does not import torch. Read text.py next.
+bpe.py trains BPE in a separate process, because the tokenizer's threads must not live in a process that forks
+ranks. Several processes may build at the same time: each writes to its own folder, and the first rename wins.
+This module does not import torch. Read text.py next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SKIPPED_FOLDERS = {
 
 
 def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest unsigned dtype that holds every token."""
+    """Return the smallest unsigned dtype that holds every token id of a vocabulary of this size."""
     return np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 

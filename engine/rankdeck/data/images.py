@@ -3,9 +3,9 @@
     path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
     path/train/cat/1.jpg, path/val/cat/2.jpg    val (or valid, validation, test) is held out
 
-Training takes a random crop of each image and mirrors half of them. The randomness depends on (seed, epoch,
-sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out images
-are cropped at the centre.
+Training takes a random crop of each image and mirrors half of the crops. The randomness depends on (seed,
+epoch, sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out
+images are cropped at the centre.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ImageSamples:
 
 
 class TrainImageSamples(ImageSamples):
-    """Training images, randomly cropped and mirrored half of the time; the generator is seeded per sample.
+    """Training images, cropped at random; half of the crops are mirrored. The generator is seeded per sample.
 
     Indexed by a SampleKey; a plain index means seed 0 and epoch 0.
     """

@@ -1,10 +1,10 @@
 """Reads batches from a data set in the sampler's order, in this process or in worker processes.
 
 A reader turns the sampler's lists of sample keys into batches: with the data set's own read_batch if it has
-one, otherwise by collating samples, each seeded by its key. Worker processes get these lists as the items of
-torch's DataLoader (batch_size=None); no DataLoader is used without workers and pinning. A batch is always a
-pair (inputs, targets). A worker's error is sent to this process as data and raised here with its own message;
-torch would rebuild it as "Caught ... in DataLoader worker process 0". Read base.py, samplers.py and
+one, otherwise by collating samples, each seeded by its key. Worker processes get these lists as the indices
+of torch's DataLoader (batch_size=None); with neither workers nor pinning, no DataLoader is used. A batch is
+always a pair (inputs, targets). A worker's error is sent to this process as data and raised here with its own
+message; torch would rebuild it as "Caught ... in DataLoader worker process 0". Read base.py, samplers.py and
 randomness.py first.
 """
 

@@ -62,8 +62,8 @@ class EpochLayout:
 
 
 def shard_range(num: int, index: int, count: int) -> range:
-    """Return shard `index` of `count` contiguous shards of `num` items; the first shards take the
-    remainder."""
+    """Return shard `index` of `num` items that are divided into `count` contiguous shards; the first shards
+    take the remainder."""
     base, more = divmod(num, count)
     start = index * base + min(index, more)
     return range(start, start + base + (index < more))
@@ -180,7 +180,7 @@ class HeldoutBatchSampler:
             yield [SampleKey(0, 0, index) for index in range(first, first + max(num_valid, 1))]
 
     def valid_counts(self) -> list[int]:
-        """Return how many samples of each of this rank's batches are counted; 0 marks a padding batch."""
+        """Return the number of samples that count in each of this rank's batches; 0 marks a padding batch."""
         return [max(0, min(self.local_batch, self.num_samples - start)) for start in self._starts()]
 
     def _starts(self) -> range:

@@ -44,7 +44,7 @@ class InputSpec:
 
 
 def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
-    """Return the input that a catalogue model expects, given the arguments set so far.
+    """Return the input that a catalogue model expects, given `model_args`, which need not be complete.
 
     Raises:
         DataError: the model is not in the catalogue, so its inputs are unknown.

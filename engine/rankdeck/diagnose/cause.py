@@ -87,8 +87,8 @@ def find_cause(
 ) -> Cause:
     """Find the cause of a failed run.
 
-    `oom_kills`: processes that the kernel killed for lack of memory. `disk_error`: the system's error text if
-    writes to the run's disk fail.
+    `oom_kills`: number of processes that the kernel killed for lack of memory. `disk_error`: the system's
+    error text if writes to the run's disk fail.
     """
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
@@ -106,7 +106,7 @@ def find_cause(
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
-    """Check whether a signal ended the rank and is not the consequence of another failure.
+    """Check whether a signal ended the rank without being the consequence of another failure.
 
     Two cases are such consequences: NCCL's watchdog aborts victims of a timeout, and a C++ thread aborts a
     Python process that was already exiting for another reason.
@@ -176,7 +176,7 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU time of all ended child processes."""
+    """Return the total CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -94,7 +94,7 @@ def read_last_lines(log: Path) -> tuple[str, ...]:
 
 
 def last_resource_error(log: Path) -> str:
-    """Return the last line near a log's end that reports a lack of some resource, or "".
+    """Return the last line in a log's tail that reports an exhausted resource; "" if there is none.
 
     The line can come from any process that writes to the log.
     """
@@ -234,7 +234,7 @@ def shorten_line(line: str) -> str:
 def user_location(error: BaseException) -> tuple[str | None, int | None]:
     """Return file and line of the innermost frame in the user's own code; (None, None) if there is none.
 
-    User code belongs to neither Python, an installed package nor Rankdeck.
+    User code is all code outside Python, installed packages and Rankdeck.
     """
     # Innermost first: a user's frame may be called from a library that user code called.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -69,7 +69,7 @@ class Fix:
 
     @property
     def headroom(self) -> str:
-        """Headroom of a planned fix: '12.1 GiB to spare', 'lacks 1.0 GiB' or '3.0 GiB less than now'."""
+        """Headroom of a planned fix: '12.1 GiB to spare', '1.0 GiB short' or '3.0 GiB less than now'."""
         room = self.room_bytes
         if room is None:
             return phrase("{size} less than now", size=format_bytes(self.saves_bytes))
@@ -224,11 +224,11 @@ def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
 
 
 def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[Fix]:
-    """Return the fixes among planned lines, the best first.
+    """Return the fixes that planned lines describe, the best first.
 
     The order is by verdict (fits, tight, does not fit), then exact predictions before bounds, then an
     unchanged computation before a changed one, then the least memory first. Of several lines with the same
-    strategy only the best is kept. The fixes' commands are for `run`.
+    strategy only the best is kept. With `run`, the fixes include commands.
     """
     planned = [line for line in lines if line.devices and line.verdict != CANNOT]
     configured = next((line for line in planned if line.configured and not line.changes), None)

@@ -355,8 +355,8 @@ _SLOW_FACTOR = 3
 class HangTimeouts:
     """Times without progress after which a warning is due, and after which the run is ended.
 
-    The run is never ended sooner than after `timeout_s` (launch.timeout_s). A warning about a step is due
-    within half of `timeout_s`, unless earlier steps were slow.
+    The run is never ended before `timeout_s` (launch.timeout_s) has passed without progress. A warning about
+    a step is due after at most half of `timeout_s`, unless earlier steps were slow.
     """
 
     timeout_s: float

@@ -98,7 +98,7 @@ class OutOfMemoryReport:
 
     @property
     def is_over_capacity(self) -> bool:
-        """Whether a rehearsal held more than its simulated capacity, and continued."""
+        """Whether the run is a rehearsal that exceeded its simulated capacity and continued."""
         return self.problem.code == _OVER_CAPACITY_CODE
 
     @property
@@ -180,7 +180,7 @@ class OutOfMemoryReport:
 
     @property
     def memory_time(self) -> str:
-        """Text that says when the device held the memory shown by kind."""
+        """Text that names the moment of `memory_by_kind`, or says that memory by kind is not known."""
         if not self.memory_by_kind:
             return phrase("No step was sampled before the failure: memory by kind is not known.")
         if self.memory_step is None:
@@ -220,8 +220,8 @@ def module_name(name: str) -> str:
 
 
 def _free_memory_text(allocation: Allocation) -> str:
-    """Format free memory: 'Of 14.6 GiB, 1.6 GiB was free: this process held 966.0 MiB, others held 12.0
-    GiB.'"""
+    """Format free memory: 'Of 14.6 GiB, 1.6 GiB was free: this process held 966.0 MiB, other processes held
+    12.0 GiB.'"""
     usages = [
         (format_bytes(size), within, first)
         for name, within, first in _USAGE_TEXTS
@@ -353,7 +353,7 @@ def _with_sampled_step(
 
 
 def _sorted_sizes(kinds: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes without zeros, the largest first."""
+    """Return the nonzero sizes, the largest first."""
     return dict(sorted(((kind, size) for kind, size in kinds.items() if size), key=lambda item: -item[1]))
 
 

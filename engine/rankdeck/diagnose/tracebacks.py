@@ -37,7 +37,7 @@ _PROGRESS_BAR = re.compile(
 )
 """A progress bar on the same line as a traceback's header: the bar does not end with a newline."""
 _GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
-"""Prefix of an exception group's own lines; the prefix of the exceptions inside the group does not match."""
+"""Prefix of an exception group's own lines; the pattern does not match lines of the exceptions inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
@@ -231,7 +231,7 @@ def _full_text(lines: list[str], number: int) -> str:
 
 
 def _syntax_error(lines: list[str], folder: str) -> PrintedException | None:
-    """Find the syntax error of a script that Python cannot parse: it has no traceback header."""
+    """Find a script's syntax error, which Python prints without a traceback header."""
     for number in range(len(lines) - 1, -1, -1):
         raised = _RAISED.match(lines[number])
         if raised is None or raised["type"] not in _SYNTAX_ERRORS:

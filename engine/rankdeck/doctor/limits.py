@@ -23,7 +23,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
-"""Two thresholds and a good value for the limit of open files. A rank with a few loader workers keeps several
+"""Two thresholds and a good value for the limit on open files. A rank with a few loader workers keeps several
 hundred files open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
 """Thresholds for how many more threads can start: a rank starts one per core, and more to communicate."""
@@ -263,7 +263,7 @@ _MAX_JUMP_S = 0.05
 """Maximum drift between wall clock and steady clock in half a second; a larger drift is a jump."""
 _STA_UNSYNC = 0x40
 _MIN_YEAR = 2025
-"""Earliest plausible year: a clock that shows a year before this version was written is wrong."""
+"""Year in which this version was written; a clock that shows an earlier year is wrong."""
 
 
 class _Timex(ctypes.Structure):

@@ -1,8 +1,8 @@
 """The doctor's output: one JSON line per row, as soon as it is known.
 
 The first line names all rows to come, and the last one sums them up. Each line in between is a row with a
-verdict, a finding in one sentence, the evidence (values and their sources), and a fix, as text and, if one
-exists, as a command.
+verdict, a finding in one sentence, the evidence (values and their sources) and, if a fix is known, its text
+and sometimes a command.
 
 An example (wrapped here, and without `phrases`, the translatable parts of the texts):
 
@@ -24,7 +24,7 @@ from rankdeck.base.phrases import TranslatableStruct, tr_noop
 
 
 class Verdict(StrEnum):
-    """The verdict of a row, from best to worst. A skipped check does not count as a fault."""
+    """A row's verdict; members are listed from best to worst. A skipped check does not count as a fault."""
 
     # The values and the keys of DoneLine are public JSON since a release: the members' names may change,
     # these may not.

@@ -1,4 +1,4 @@
-"""Check whether several hosts can train one run: one row for each thing that could prevent it.
+"""Check whether several hosts can train together in one run, with one row for each possible obstacle.
 
 One pipe to each host stays open, and independent checks run in parallel. probe_hosts.py runs on each host.
 """
@@ -223,7 +223,7 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
 
 
 def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckLine:
-    """Return the row about packages: only those pinned by user code's lock file must have equal versions."""
+    """Return the row about packages: only those pinned by `code`'s lock file must have equal versions."""
     lock = None if code is None else packages.find_lock_file(code)
     try:
         names = None if lock is None else packages.pinned_packages(lock)

@@ -1,8 +1,7 @@
 """Check that two ranks can connect on this machine and that an all_reduce sums correctly; measure its speed.
 
 The ranks have the environment that a script's ranks would have. If they fail, they are started once more with
-the one setting that most often helps, so that the cause can be named. Each rank runs probe_rendezvous.py,
-which should be read first.
+the one setting that most often helps, so that the cause can be named. Each rank runs probe_rendezvous.py.
 """
 
 from __future__ import annotations

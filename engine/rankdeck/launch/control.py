@@ -1,4 +1,4 @@
-"""Ask a living run to stop or to save a checkpoint, and wait until it has done so.
+"""Ask a live run to stop or to save a checkpoint, and wait until it has done so.
 
 The guard listens at control.sock in the run's directory and answers each request line with one JSON line.
 """

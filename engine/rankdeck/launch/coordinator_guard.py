@@ -157,7 +157,7 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """End every part, sending the nodes the host to blame (`because`) and the reason (`why`)."""
+        """End every part; send the nodes the name of the host to blame (`because`) and the reason (`why`)."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 

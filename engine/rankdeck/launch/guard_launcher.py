@@ -73,7 +73,7 @@ def start_guard(
     """Start the guard and, once the guard holds the run's lock, return the run under its final name.
 
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
-    shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
+    shares with this command. `lock_fds` and `hosts` become the fields `held` and `hosts` of `GuardSpec`.
 
     Raises: DeviceError if a lease has been taken, NotResumableError if the run is alive, MachineError.
     """

@@ -54,5 +54,5 @@ class GuardSpec(TypedDict):
     passed: list[int]
     """Descriptors that only the supervisor gets."""
     held: list[int]
-    """Descriptors of a race's locks, which the guard keeps open and thereby holds until it ends."""
+    """Descriptors of a race's locks. The guard keeps them open, and so holds the locks, until it ends."""
     hosts: HostsSpec | None

@@ -172,7 +172,7 @@ class NodeGuard(HostGuard):
         super().stop(now=now)
 
     def start_next_attempt(self) -> bool:
-        """Report the end of this part, obey the coordinator, and return whether the next attempt started."""
+        """Report this part's end, then wait for the coordinator; return whether the next attempt started."""
         self._flush_events()
         self._client.send(self.end_message())
         # Twice, because the coordinator itself waits for the other nodes for LEAVE_TIMEOUT_S before it

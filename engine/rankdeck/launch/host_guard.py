@@ -32,7 +32,7 @@ from rankdeck.launch.peers import (
 VICTIM_TIMEOUT_S = 5.0
 """Time that a part of the run gets to report its own failure before it is ended because of another host."""
 LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
-"""How long the coordinator waits for the nodes to end."""
+"""How long the coordinator waits for the nodes to end their parts or to disconnect."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")
 _LOST_HOST_ADVICE = phrase("Check that the host is on and reachable, then resume from the newest checkpoint.")
 
@@ -191,7 +191,7 @@ def ranks_by_host(layout: GuardMessage) -> dict[str, range]:
 
 
 def lost_host_message(name: str, address: str, how: str, local_name: str) -> Sentence:
-    """Return the message for a lost host; `local_name` is this host's name."""
+    """Return the message about a lost host; `local_name` is this host's name."""
     if how == SUSPENDED:
         return phrase(
             "This host was suspended or asleep for more than {seconds} s, so the other hosts "

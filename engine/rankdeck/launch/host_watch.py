@@ -22,7 +22,7 @@ from rankdeck.launch.watch import RECHECK_INTERVAL_S, Watch
 from rankdeck.run_dir import EventReader, parse_attempt
 
 REPORT_INTERVAL_S = 5.0
-"""Time without progress after which a node reports its ranks to the coordinator, and time between two
+"""Time without progress after which a node reports on its ranks to the coordinator, and time between two
 reports."""
 _REPORT_WAIT_S = 8.0
 """Time by which the coordinator delays a hang warning if nodes' reports about some ranks are missing."""
@@ -31,7 +31,7 @@ _MAX_FRAMES, _MAX_CALLS, _MAX_TEXT_LENGTH = 40, 16, 300
 
 
 class NodeWatch(Watch):
-    """Watch on a node, which only reports: it neither warns nor ends the run. `report` writes an event."""
+    """A node's watch, which only reports: it neither warns nor ends the run. `report` writes an event."""
 
     def __init__(self, *args: Any, report: Callable[[StoodStill], object], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,7 +95,7 @@ class NodeWatch(Watch):
 
 @dataclass(frozen=True)
 class _RankReport:
-    """A node's report about a rank, with the rank's heartbeat in this host's time."""
+    """A node's report about a rank, and the rank's heartbeat with its time on this host's clock."""
 
     event: StoodStill
     beat: Beat

@@ -1,4 +1,4 @@
-"""Locks of runs, races and leased devices. A process holds a lock until it ends, for whatever reason.
+"""Locks of runs, races and leased devices. A process holds a lock until it exits or is killed.
 
 Standard library only, like the guard.
 """

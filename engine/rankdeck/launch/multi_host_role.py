@@ -126,11 +126,10 @@ class MultiHostRole:
                 self.listener.close()
 
     def folder_name(self, runs: Path) -> str | None:
-        """Return a free folder name for a node's part of a new run, the run's name on the coordinator if
-        possible.
+        """Return an unused folder name for a node's part of a new run: the run's name on the coordinator or,
+        if that is taken, the same name with the host's name appended.
 
-        Returns None on the coordinator, or if that run name is taken both alone and with the host's name
-        appended.
+        Returns None on the coordinator, or if both names are taken.
         """
         for name in (self.run, f"{self.run}-{host_slug(self.name)}") if self.run else ():
             if not (runs / name).exists():

@@ -3,8 +3,8 @@
 The coordinator's guard listens at one address, on a free port, while the run lasts. Each node's guard
 connects, sends the run's secret and information about its host, and gets the layout once the last node has
 joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
-seconds is considered lost, whatever the state of its connection, which an unplugged cable does not close.
-torch's own store is not used, as it would block its clients. Messages are JSON lines, heartbeats empty lines.
+seconds is considered lost even if its connection is still open, as it is after a cable is unplugged. torch's
+own store is not used, as it would block its clients. Messages are JSON lines, heartbeats empty lines.
 """
 
 from __future__ import annotations

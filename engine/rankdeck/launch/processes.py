@@ -139,8 +139,8 @@ def _is_over(run: str) -> bool:
 
 
 def _shares_file_system(pid: int) -> bool:
-    """Check whether a process belongs to this user and is not in a container, where the same path could be a
-    different run."""
+    """Check whether a process belongs to this user and has the same mount namespace as this process; in
+    another namespace (a container), the same path could be a different run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino

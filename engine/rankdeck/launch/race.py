@@ -216,7 +216,7 @@ class RaceRunner:
 
 
 def _race_title(request: RaceRequest, num_devices: int) -> str:
-    """Return the race's title, made unique among the races in the folder."""
+    """Return the race's title, made unique among the races in the runs folder."""
     name = race_title(request.config, num_devices)
     folder_races = [
         race_dir

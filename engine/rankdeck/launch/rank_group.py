@@ -79,7 +79,7 @@ class RankGroup(abc.ABC):
     """The ranks of this host in one attempt.
 
     `start` creates the ranks and `release` lets them start working; between these calls and afterwards the
-    supervisor serves their store and calls `wait`. `close` is always called last.
+    supervisor serves the ranks' store and calls `wait`. `close` is always called last.
     """
 
     watch: Watch
@@ -150,7 +150,7 @@ class RankGroup(abc.ABC):
             self.store.close()
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Return the problem in the form in which to report it for these ranks."""
+        """Return the problem as it should be reported for these ranks."""
         return problem
 
     @abc.abstractmethod

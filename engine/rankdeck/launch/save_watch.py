@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SAVE_TIMEOUT_S = 30.0
-"""Seconds without a change on disk after which no process waits for a save."""
+"""Seconds without a change on disk after which processes stop waiting for a save."""
 
 _POLL_INTERVAL_S = 0.5
 """Seconds between two scans of a save's files, of which there may be hundreds."""

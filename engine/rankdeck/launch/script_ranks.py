@@ -40,7 +40,7 @@ _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
 """How long to wait for a rank's child processes to end after the rank has ended."""
 _GROUP_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
-"""Signals that a terminal sends to its whole foreground group; `kill` sends other signals to one process."""
+"""Signals that a terminal sends to its whole foreground group, whereas `kill` signals a single process."""
 _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
@@ -127,7 +127,7 @@ class ScriptRanks(RankGroup):
         )
 
     def _base_environment(self) -> dict[str, str]:
-        """Return the command's environment with the run's own variables and the named devices."""
+        """Return the command's environment plus the run's own variables and those for the chosen devices."""
         environment = {**self._caller_environment, **self._config.script.environment}
         return environment if self._config.devices is None else environment | device_variables(self.devices)
 
@@ -142,9 +142,9 @@ class ScriptRanks(RankGroup):
         return logs
 
     def sampler_options(self) -> Sequence[str] | None:
-        """Return the sampler's options, with torch's default number of threads per rank.
+        """Return the sampler's options, with the number of threads that torch uses per rank by default.
 
-        Without a GPU, the sampler measures how busy a rank's threads are.
+        Without a GPU, the sampler measures how busy these threads are.
         """
         if not self.devices:
             return None

@@ -73,8 +73,8 @@ class ScriptWatch(Watch):
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang, but only after `_BUSY_TIMEOUT_S` if the only rank is computing: it may be writing a
-        checkpoint."""
+        """Report a hang. A single rank that is computing may be writing a checkpoint, so its hang is reported
+        only after `_BUSY_TIMEOUT_S`."""
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
             return False
@@ -224,7 +224,7 @@ class ScriptWatch(Watch):
         )
 
     def early_exit_problem(self) -> Problem | None:
-        """Return the problem of the first rank that exited with status 0 while other ranks still worked.
+        """Return a problem that names the first rank to exit with status 0 while other ranks still worked.
 
         The other ranks themselves only report a lost connection.
         """

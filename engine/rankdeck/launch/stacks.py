@@ -116,7 +116,7 @@ def rank_log(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
 def request_stacks(
     run: RunDir, attempt: int, senders: Mapping[int, Callable[[], object]], *, with_calls: bool
 ) -> dict[int, StackReport]:
-    """Ask the ranks by calling `senders`, and return the reports of those that answered.
+    """Ask ranks for their stacks by calling `senders`, and return the reports of the ranks that answered.
 
     With `with_calls`, the ranks also report their collectives.
     """

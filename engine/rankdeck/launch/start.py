@@ -256,7 +256,7 @@ def _check_log_folder(folder: Path) -> None:
 
 
 def _unique_title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
-    """Return a title for a new run: `name`, extended if runs in the folder already have that title."""
+    """Return a title for a new run: `name`, extended if a run in `runs` already has that title."""
     beginning = run_dir.slug(name)
     alike = [run for run in run_dir.list_folder(runs) if run.title_slug.startswith(beginning)]
     config_readers = {run.title: partial(_mask_secrets, run.config_file) for run in alike[:_MAX_SAME_TITLES]}

@@ -169,7 +169,7 @@ class ScriptStore:
         self.port: int = self._listener.getsockname()[1]
 
     def start(self) -> None:
-        """Start the helper process. If it cannot start, connecting clients wait."""
+        """Start the helper process. If that fails, connecting clients wait until `serve` tries again."""
         python, handle = self._script.python, self._listener.fileno()
         with open(self._log, "ab") as log:
             try:

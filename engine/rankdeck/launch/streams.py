@@ -198,8 +198,8 @@ class RankStreams:
 class KeyboardRelay(threading.Thread):
     """Thread that copies the keys typed at the command's terminal to the terminal of rank 0.
 
-    `pressed` is called with the signal of each signal key (such as Ctrl-C): the other ranks have terminals of
-    their own, which get no keys.
+    `pressed` is called with the signal of each signal key (such as Ctrl-C), so that the caller can send it to
+    the other ranks, whose own terminals get no keys.
     """
 
     def __init__(self, source: int, master: int, pressed: Callable[[int], None]) -> None:

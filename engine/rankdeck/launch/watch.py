@@ -45,19 +45,19 @@ POLL_INTERVAL_S = 1.0
 # Excusing a long gap as a whole is not enough: a rank may send a heartbeat between the last check and its own
 # suspension. With this limit 0 of 200 healthy runs, 31 of them suspended, gave a false alarm; before, 1 in 5.
 _MAX_COUNTED_S = 1.5
-"""Maximum time counted towards a hang between two checks: all processes may have been suspended."""
+"""Maximum time between two checks that counts towards a hang; a longer gap may be due to suspension."""
 _MIN_SLEEP_S = 5.0
 """Time between two checks above which the machine or this process must have slept."""
 VICTIM_TIMEOUT_S = 1.0
-"""How long to wait for the cause to appear after the failure of a victim."""
+"""How long to wait for the cause to appear after a failure that another rank may have caused."""
 INPUT_ERROR_TIMEOUT_S = 1.5
 """How long to wait, after one rank's input error, for the other ranks to report the same error."""
 RECHECK_INTERVAL_S = 10.0
-"""Seconds between two inspections of a hanging run that is not ended."""
+"""Seconds between two inspections of a hanging run while it must not be ended."""
 
 
 class Watch:
-    """Watch over the ranks. `report_problem` reports warnings; `compiles` is set if torch.compile is used."""
+    """Monitor of the ranks. Warnings go to `report_problem`; `compiles` is set if torch.compile is used."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class Watch:
         return self.beats() | self.silent_ranks()
 
     def silent_ranks(self) -> dict[int, Beat]:
-        """Return the living ranks that have sent no heartbeat yet, each with a heartbeat made from the start
-        time. A rank that has written events is left out: it works without a heartbeat page."""
+        """Return the living ranks that have sent no heartbeat yet, each with a placeholder heartbeat from the
+        start time. A rank that has written events is left out: it works without a heartbeat page."""
         beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
@@ -214,8 +214,8 @@ class Watch:
         return max(self._num_ranks, len(self.ranks)) == 1
 
     def _may_end(self) -> bool:
-        """Check whether a hang is allowed to end the run because no progress can be expected. A single rank
-        that is computing may just be slow, and so may all ranks while they load data and build the model."""
+        """Check whether a hang may end the run, as no progress can be expected. A single rank that is
+        computing may just be slow, and so may all ranks while they load data and build the model."""
         hang_state = self._hang_state
         has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in hang_state.beats.values())
         if self._on_hang == "wait":

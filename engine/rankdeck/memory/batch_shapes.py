@@ -1,6 +1,6 @@
 """Remember which batches the ledger has tracked, by the sizes of their tensors.
 
-A batch that is longer in some dimension than every tracked batch may need more memory than any of them. The
+A batch that exceeds each tracked batch in at least one dimension may need more memory than any of them. The
 step of such a batch is tracked even if the step is not due to be sampled, as the reported peak would
 otherwise be too low. Read training/sampling_budget.py first.
 """

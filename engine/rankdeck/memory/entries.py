@@ -53,7 +53,7 @@ class DeviceBytes:
 
 
 class StorageEntry(StorageRef):
-    """A live storage: a weak reference that dies with the storage.
+    """Entry of a live storage: a weak reference to the storage, with its device, kind and size.
 
     `added_at` is the ledger's count of changes when the entry's bytes were added; the count tells whether a
     peak includes this entry.

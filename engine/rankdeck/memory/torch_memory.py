@@ -53,8 +53,8 @@ class OwnerBytes:
 def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
     """Return one reading of a CUDA device.
 
-    Live and peak bytes by kind add up to the allocated bytes. Peaks cover the time since the last
-    `reset_gpu_peaks`.
+    The live bytes by kind add up to the allocated bytes, and the peak bytes by kind to their peak. Peaks
+    cover the time since the last `reset_gpu_peaks`.
 
     Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same data, and is 20
     times slower).
@@ -112,8 +112,8 @@ def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[st
 
 
 def num_bytes_of(values: Iterable[Any], device: torch.device | None, counted_storages: set[int]) -> int:
-    """Return the bytes of the tensors among `values`, without storages already in `counted_storages`, and add
-    the others to that set. If `device` is None, count all devices."""
+    """Return how many bytes the tensors among `values` occupy, excluding storages in `counted_storages`, and
+    add their storages to that set. If `device` is None, count all devices."""
     total_bytes = 0
     tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
     for component in [

@@ -1,8 +1,8 @@
 """Defines what every built-in model offers besides forward: its pipeline units and its repeated blocks.
 
-    pipeline_units()      [(name, module)]: running the modules in list order equals the forward. The name is
-                          the module's path in the model, from which a stage derives its weights' original
-                          names.
+    pipeline_units()      [(name, module)]: running the modules in list order is equivalent to the forward.
+                          The name is the module's path in the model, from which a stage derives its weights'
+                          original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
 
 Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for activation checkpointing.

@@ -32,7 +32,7 @@ _WITHOUT_CACHE = {"use_cache": False}
 
 
 def model(*, config: str, **changes: Any) -> nn.Module:
-    """Build the model class named in `architectures`, with fields of the configuration overridden by
+    """Instantiate the model class named in `architectures`, with fields of the configuration overridden by
     `changes`.
 
     Raises:

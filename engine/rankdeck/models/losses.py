@@ -42,8 +42,8 @@ class Loss:
     is_in_model: bool = False
     """Whether the model's forward computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
-    """Function that returns why, in the batches so far, the losses of microbatches do not add up to the
-    batch's loss; None if they do."""
+    """Function that returns the reason why the losses of microbatches have not always added up to the batch's
+    loss; None if no reason was found."""
 
 
 def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ def cross_entropy(*, may_mask: bool = True) -> Loss:
 
 
 def mse() -> Loss:
-    """Return the squared error, summed over all elements."""
+    """Return the loss that sums the squared errors over all elements."""
     return Loss("mse", _sum_squares, _numel)
 
 

@@ -5,7 +5,7 @@
 the syntax of Python 3.9, and touches torch only after the script has imported it.
 
     inject/sitecustomize.py    runs the user's own sitecustomize, and installs the observer
-    imports.py, parts.py       run a part right after the module that the part observes is imported
+    imports.py, parts.py       run a part right after the import of the module that the part observes
     session.py, writer.py      the state of this process; the lines that it writes to the run's event files
     steps.py, losses.py, ...   the parts: each is a function of (module, session)
     metrics.py, loggers.py     values that scripts log, with logging libraries or log.py (`rankdeck.log`)

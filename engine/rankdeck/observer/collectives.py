@@ -195,7 +195,7 @@ def _passed_bytes(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mappin
 
 
 def _num_bytes(value: Any) -> int:
-    """Return the bytes of a tensor, a list of tensors, or a list of point-to-point operations."""
+    """Return the size in bytes of a tensor, a list of tensors, or a list of point-to-point operations."""
     if value is None:
         return 0
     if isinstance(value, (list, tuple)):

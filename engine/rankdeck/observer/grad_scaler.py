@@ -58,7 +58,7 @@ class SkippedSteps:
             self._session.losses.share()
 
     def set_leader(self, optimizer: Any) -> None:
-        """Make this optimizer the leading one, and report the steps that it skipped."""
+        """Make this optimizer the leading one, and report its skipped steps."""
         self._leader = weakref.ref(optimizer)
         count = self._counts.pop(optimizer, 0)
         if count:

@@ -1,10 +1,10 @@
-"""Runs each part right after the module that it observes is imported, and makes `import rankdeck` work.
+"""Runs each part right after the import of the module that it observes, and makes `import rankdeck` work.
 
 A finder at the front of sys.meta_path asks the other finders and returns their spec. The spec's loader
 executes the module as usual, and then the parts run. The finder removes itself once it has no modules left to
 watch. A second finder, at the end of sys.meta_path so that the script's own modules take precedence, provides
 a rankdeck module with `log` if no package called rankdeck is installed. This file imports little, and never
-torch, because every Python process of a run pays for it. Read parts.py first, session.py next.
+torch, because every Python process of a run executes it. Read parts.py first, session.py next.
 """
 
 import sys

@@ -16,7 +16,7 @@ _MAX_NODES = 64
 _LINEAR_NODES = ("AddBackward0", "SubBackward0", "SumBackward0", "MeanBackward0", "StackBackward0")
 """Nodes whose result is a multiple of the scale if all their inputs are."""
 _PRODUCT_NODES = ("MulBackward0", "DivBackward0")
-"""Nodes whose result is a multiple of the scale if their first or only differentiable input is."""
+"""Nodes that turn a multiple of the scale into another if the other factor or the divisor is constant."""
 _UNKNOWN = object()
 
 

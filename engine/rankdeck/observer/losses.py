@@ -43,7 +43,7 @@ class LossTracker:
         self.in_step = False
         """Whether an optimizer's step is running."""
         self.step_code: Any = None
-        """Code object of torch's wrapper around a step."""
+        """Code object of torch's wrapper around an optimizer's `step`."""
         self.backwards = 0
         self.backwards_in_step = 0
         self.readings: list[Any] = []

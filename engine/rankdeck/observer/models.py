@@ -163,7 +163,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _num_batch_norms(torch: Any, model: Any) -> int:
-    """Count the batch norms in training mode that normalize over this process's samples only."""
+    """Count the batch-norm layers in training mode that normalize over this process's samples only."""
     norms = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
     return sum(isinstance(module, norms) and module.training for module in model.modules())
 
@@ -187,8 +187,7 @@ def _find_model(torch: Any, optimizer: Any) -> Any:
 
 
 def _compute_precision(tensor: Any) -> str | None:
-    """Return the precision of the nearest matrix product that `tensor` was computed from in the autograd
-    graph."""
+    """Return the precision of the matrix product nearest to `tensor` in its autograd graph, if known."""
     visited: set[Any] = set()
     waiting = [tensor.grad_fn]
     while waiting and len(visited) < _MAX_NODES:

@@ -1,8 +1,8 @@
 """Table of the observer's parts and of the modules whose import triggers them.
 
 Each row is `(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in
-that file of this package is called. Parts of torch's submodules wait until torch itself is imported. A part
-may have several rows.
+that file of this package is called. If `watched` is a submodule of torch, the call waits until torch itself
+is imported. A part may have several rows.
 """
 
 LOGGERS = (
@@ -26,7 +26,7 @@ LIGHTNING = (
     "pytorch.loggers.comet",
     "pytorch.loggers.neptune",
 )
-"""Modules of Lightning, which publishes pytorch and fabric inside one package and as separate packages."""
+"""Modules of Lightning, whose pytorch and fabric exist inside one package and also as separate packages."""
 _STANDALONE_PACKAGES = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
 
 

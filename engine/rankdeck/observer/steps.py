@@ -166,8 +166,8 @@ class StepObserver:
             self._choose_next_sample(optimizer, sampled, now)
 
     def _choose_next_sample(self, optimizer: Any, sampled: bool, now: float) -> None:
-        """Call the functions registered for sampled steps if `sampled`, and decide whether to sample the next
-        step."""
+        """Call the `on_sampled_step` functions if the finished step was `sampled`, and decide whether to
+        sample the next one."""
         session = self._session
         if sampled:
             self._num_sampled += 1
@@ -220,7 +220,7 @@ class StepObserver:
                 self._set_leader(track)
 
     def _set_leader(self, track: _OptimizerTrack) -> None:
-        """Make this optimizer the leading one; its steps that were set aside become steps of the run."""
+        """Make the track's optimizer the leading one; its steps set aside so far become steps of the run."""
         optimizer = track.ref()
         self._leader = track
         self._session.step += len(track.uncounted_rows)

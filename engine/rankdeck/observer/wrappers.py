@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 SHARDED_WRAPPERS = ("FullyShardedDataParallel", "fully_shard")
-"""Wrappers under which a parameter is a shard of a larger one."""
+"""Wrappers that leave only a shard of each parameter on each rank."""
 
 
 def install_ddp(module: Any, session: RankSession) -> None:

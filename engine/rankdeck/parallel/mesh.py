@@ -2,7 +2,7 @@
 
 In a mesh (data a, stage b), rank r has r = data * b + stage: the last axis varies fastest, as in torch's
 DeviceMesh. `device_mesh` creates torch's own mesh, with a process group per axis. All strategies use slices
-of the same mesh, so that torch can relate the axes of a layer that is cut along two axes.
+of the same mesh, so that torch can relate the axes of a layer that is sharded over two axes.
 """
 
 from __future__ import annotations

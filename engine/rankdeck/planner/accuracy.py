@@ -124,7 +124,7 @@ def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -
 
 
 def _gpu_name(name: str | None) -> str | None:
-    """Return the catalogue's name of a GPU, however the driver spells it, or `name` if the GPU is not in the
+    """Return the catalogue's name for a GPU, however the driver spells it, or `name` if the GPU is not in the
     catalogue."""
     gpu = find_gpu(name or "")
     return name if gpu is None else gpu.name

@@ -1,7 +1,7 @@
 """Predict what torch's CUDA allocator would reserve, by replaying a log of storages through a model of it.
 
-    request of <= 1 MiB   from the small pool, whose segments have 2 MiB
-               < 10 MiB   from the large pool, whose segments have 20 MiB
+    request of <= 1 MiB   from the small pool, with segments of 2 MiB
+               < 10 MiB   from the large pool, with segments of 20 MiB
               >= 10 MiB   its own segment, rounded up to a multiple of 2 MiB
     every request is first rounded up to a multiple of 512 bytes
     the smallest free block that is large enough is taken and, if much is left, split

@@ -165,7 +165,7 @@ class TargetDevice:
 
     @classmethod
     def of_gpu(cls, gpu: DeviceInfo | GpuStatus, others_bytes: int = 0) -> TargetDevice:
-        """Return the target device for an existing GPU, without the memory that its driver keeps."""
+        """Return the target device for an existing GPU; its total memory excludes what the driver keeps."""
         total_bytes = None if gpu.total_bytes is None else gpu.total_bytes - (gpu.driver_bytes or 0)
         return cls(gpu.name, total_bytes, others_bytes, gpu_model(gpu.name, total_bytes))
 
@@ -188,9 +188,9 @@ class TargetDevice:
 class Target:
     """The devices to plan for.
 
-    `name` is for display ("8 x A100-80GB"). `like_cuda` is true if the devices are GPUs, on any machine.
-    `host_bytes` is this machine's free memory if virtual devices share it, else None. `by_host` is the number
-    of devices on each host of a run on several hosts.
+    `name` is for display ("8 x A100-80GB"). `like_cuda` is true if the devices are GPUs, on this machine or
+    another. `host_bytes` is this machine's free memory if virtual devices share it, else None. `by_host` is
+    the number of devices on each host of a run on several hosts.
     """
 
     name: str

@@ -39,10 +39,10 @@ KNOWN_RESULTS: KnownOutputs = {}
 class FakeValues:
     """Executor of operations on fake tensors. Code outside the model that reads a fake tensor's value gets 1.
 
-    The training loop and torch read losses, norms and votes, none of which affects memory; two tensors
-    compare as equal. What a model computes may depend on a value that it reads. Such a read gets one of
-    `answers` (value_answers.py) or, without `answers`, the error that fake tensors raise. If the model only
-    checks whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether
+    The training loop and torch read losses, norms and votes, none of which affects memory; any two tensors
+    compare as equal. What a model computes may depend on a value that it reads. Such a read is answered by
+    `answers` (value_answers.py); without `answers`, it raises the usual error of fake tensors. If the model
+    only checks whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether
     gradients are infinite, gets 0: otherwise no optimizer step would ever run.
     """
 
@@ -133,8 +133,8 @@ def _grouped_mm(
 
 
 def _is_read_by(reader: str) -> bool:
-    """Check whether the Python module `reader` (of Hugging Face's masks or of the loss scaler) itself reads
-    the value."""
+    """Check whether the read in progress comes from the Python module `reader` itself (Hugging Face's masking
+    code or the loss scaler)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -236,10 +236,9 @@ def _persistent_bytes(device: PlannedDevice) -> int:
 
 
 def _with_all_changes(candidate: Candidate, base: RunConfig, target: Target) -> Candidate:
-    """Return the candidate with all changes that save memory, ordered so that the last change is dropped
-    first.
+    """Return the candidate with all changes that save memory; the changes to drop first are at the end.
 
-    The candidate stays unchanged if its options, the batch or the devices are incompatible.
+    Return the candidate unchanged if its options, the batch or the devices are incompatible.
     """
     try:
         config = candidate.make_config(base, target)
@@ -269,8 +268,8 @@ def _largest_divisor(number: int, maximum: int) -> int:
 def _with_fewest_changes(
     candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """Return a line that fits as well as `full_line` but applies only the first few of the candidate's
-    changes, as few as possible."""
+    """Return the line with the fewest changes, taken in the candidate's order, that fits at least as well as
+    `full_line`."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
     good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]

@@ -283,8 +283,8 @@ class LargestBatchDataset:
     def __init__(self, train: SampleSet, samples: Samples, config: RunConfig) -> None:
         self._train, self._samples, self._config = train, samples, config
         self._largest: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
-        """Batch with the most elements, and the sizes to which its leaves are resized, by number of samples.
-        """
+        """For each number of samples, the batch with the most elements and the sizes to which its leaves are
+        resized."""
 
     def __len__(self) -> int:
         return len(self._train)
@@ -293,8 +293,8 @@ class LargestBatchDataset:
         return self.read_batch([index])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """Return the enlarged batch with the most elements for `len(indices)` samples, whatever the
-        indices."""
+        """Return the run's largest batch of `len(indices)` samples (by number of elements), enlarged; the
+        indices themselves are ignored."""
         num = len(indices)
         if num not in self._largest:
             # User code reads real data: inside fake mode it would get fake tensors.

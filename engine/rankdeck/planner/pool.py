@@ -162,7 +162,7 @@ class _PendingCandidate:
     started_s: float | None = None
 
     def next_ranks(self) -> list[int]:
-        """Return the ranks that, according to the results so far, must be planned and have not been
+        """Return the ranks that, according to the results so far, must still be planned, and mark them as
         started."""
         num_devices, movement = self.target.num_devices, self.movement
         needed = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)

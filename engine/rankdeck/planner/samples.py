@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""Values of one size: for each sample of a batch when read alone, and for the whole batch."""
+"""(one size of each sample of a batch when read alone, the same size of the whole batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ class WorkCounter:
         return device, flops
 
     def _formula(self, func: Any) -> Callable[..., int] | bool:
-        """Return an operation's FLOP formula; False if there is no work, True if bytes are only moved."""
+        """Return an operation's FLOP formula; False if it does no work, True if it only moves bytes."""
         if getattr(func, "namespace", "") != "aten" or classify_effect(func) == VIEWS:
             return False
         return flops_formula(overload_packet(func)) or True
@@ -206,7 +206,7 @@ class StepRecorder:
         self._moved[device].append((time.perf_counter(), operation))
 
     def operations(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
-        """Return all operations, device by device, each device's in the order in which they ran."""
+        """Return all operations, grouped by device, each group in the order in which its operations ran."""
         operations: list[Operation] = []
         for device in range(len(self._device_indices)):
             operations += merge_operations(

@@ -169,7 +169,7 @@ class RecordedAnswers:
         return tensors[0] if len(func._schema.returns) == 1 else tuple(tensors)
 
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
-        """Return how often `asker` has read this `key` before.
+        """Return how many reads with this `key` the module `asker` has made before.
 
         The count restarts from zero when backward recomputes a block.
         """
@@ -182,7 +182,7 @@ class RecordedAnswers:
         return int(num_reads[key])
 
     def _replay_in_backward(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Answer an operation that autograd itself runs in backward."""
+        """Return the result of an operation that autograd itself runs in backward."""
         out = self._fallback(func, args, kwargs)
         mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
         rows = None if mask is None else self._mask_rows.get(storage_key(mask.untyped_storage()))

@@ -297,7 +297,7 @@ def _round_down(value: float) -> float:
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """Return the share of the backward's work by parameter id, estimated from sizes; 0 for embeddings."""
+    """Return each parameter's share of the backward's work, by id: estimated from sizes, 0 for embeddings."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1

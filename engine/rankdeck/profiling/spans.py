@@ -90,7 +90,7 @@ class _PhaseContext:
 
 
 class SpanRecorder:
-    """Recorder of the phases of one rank's devices; `devices` are their torch devices.
+    """Recorder of the phases of one rank's devices, which `devices` lists as torch devices.
 
     A span's `device` is an index into that list. Several threads may record at the same time.
     """

@@ -29,8 +29,8 @@ def launch_on_hosts(
 ) -> tuple[str, CommandResult]:
     """Start a run on the configured hosts; return the coordinator's name and the result of its command.
 
-    `runs` is the folder of runs on the local host, if that is one of the hosts. `report(host, text)` reports
-    progress.
+    `runs` is the folder of runs on the local host, or on every host if the run does not use the local one.
+    `report(host, text)` reports progress.
 
     Raises:
         MachineError, ConfigError: a host cannot be reached, or its part cannot be started.

@@ -122,7 +122,7 @@ class HostServer:
             self._stop_children()
 
     def _wait_for_input(self) -> bool:
-        """Wait a moment until the pipe is ready; return whether the client has sent something."""
+        """Wait briefly for the pipe to be ready; return whether the client has sent something."""
         # A pipe with space is always writable: registered without a message to send, it would make the loop
         # spin.
         wants = set(self._pipe_fds) if self._message_writer else {self._pipe_fds[0]}

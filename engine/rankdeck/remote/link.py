@@ -1,4 +1,4 @@
-"""Local end of the pipe to a host, which reconnects whenever the pipe breaks.
+"""Connect to a host through the local end of a pipe, and reconnect whenever the pipe breaks.
 
 The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
 the first connection is an error; later connections are retried for as long as the owner polls. The link sends
@@ -31,8 +31,8 @@ class HostLink:
     """Connection to a host, identified by its ssh name. If the host is known to be reachable
     (`is_reachable`), a failed first connection is retried too.
 
-    `on_message` is called with each message. `on_up` is called after each connect, because requests made
-    through the previous pipe must be repeated.
+    `on_message` is called with each message. `on_up` is called whenever a connection is established, because
+    requests made through the previous pipe must be repeated.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class RemoteRun:
         return self._mirror.run
 
     def request(self, argv: list[str]) -> None:
-        """Run `rankdeck ARGV` about this run on the host, ignoring its output.
+        """Run `rankdeck ARGV`, a command that concerns this run, on the host; ignore its output.
 
         The command is run again if the connection breaks before it has ended.
         """

@@ -209,7 +209,7 @@ def _remove_folder(path: Path) -> None:
 def _is_unused(path: Path) -> bool:
     """Check whether a folder was last used more than `_KEEP_UNUSED_S` ago.
 
-    If that time is in the future because of a wrong clock, it is set to now.
+    A time of last use that is in the future because of a wrong clock is set to now.
     """
     try:
         status = path.lstat()
@@ -238,7 +238,7 @@ def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
 
 
 def _run_folders() -> Iterator[Path]:
-    """Yield all entries of the folders in which runs were started, since any entry may be a renamed run.
+    """Yield all entries of the folders where runs were created, since any entry may be a renamed run.
 
     Raises:
         OSError: a folder cannot be read.

@@ -63,7 +63,7 @@ def is_local_host(host: str) -> bool:
 
 
 def serve_command(host: str) -> list[str]:
-    """Return the command that starts the pipe's remote end."""
+    """Return the command that starts the server, the remote end of the pipe to the host."""
     if is_local_host(host):
         return [sys.executable, "-P", "-m", "rankdeck", "serve", "--stdio"]
     return shell_command(host, _SERVE_SCRIPT)

@@ -37,8 +37,8 @@ class Message(msgspec.Struct, tag_field="kind", tag=str.lower, omit_defaults=Tru
 
 
 class Ping(Message, frozen=True):
-    """Message sent every second; a server that receives no pings exits. `sent` is a time on the client's
-    clock."""
+    """Message sent every second; a server that receives no pings exits. `sent` is the time of sending on the
+    client's clock."""
 
     sent: float = 0.0
 
@@ -67,7 +67,7 @@ class Put(Message, frozen=True, kw_only=True):
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Request to find the run that `run` names, as a user would name it on the server."""
+    """Request to find a run; `run` is the name or path that a user would enter on the server."""
 
     number: int
     run: str

@@ -67,7 +67,7 @@ class Attempt:
         self.saved_step: int | None = None
         self.num_saves = 0
         self.saves_s = 0.0
-        """Total duration of all checkpoints written on schedule."""
+        """Total time spent writing scheduled checkpoints."""
         self.comm: dict[int, dict[str, int]] = {}
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
@@ -156,7 +156,7 @@ class Attempt:
         return float(finite_samples.mean()) if len(finite_samples) > len(samples) / 2 else np.nan
 
     def _find_standalone_ranks(self) -> None:
-        """Find a script's ranks that are not among the run's `world_size` ranks and have no process group."""
+        """Find a script's ranks that have no process group and are numbered `world_size` or higher."""
         if self.started is not None and self.script_joiner is not None:
             self.script_joiner.standalone = {
                 rank
@@ -206,7 +206,7 @@ class Attempt:
     def _discard_rows(self, first: int) -> None:
         """Discard existing rows from step `first` on, so that new rows can be appended.
 
-        A script's rows change when another rank reports its steps late.
+        A script's rows change when a rank reports its steps late.
         """
         steps = self.table.column("step")
         if not len(steps) or steps[-1] < first:

@@ -78,7 +78,7 @@ class AttemptRows:
         return not any(attempt.table.num_dropped for attempt in self.attempts.values())
 
     def newest_value(self, name: str) -> tuple[int, float] | None:
-        """Return (step, value) of the newest row in memory with a value in column `name`.
+        """Return (step, value) of the newest row in memory that has a value in column `name`.
 
         A script's steps are sampled, so the newest row may lack a value.
         """
@@ -225,7 +225,7 @@ def _mark_at(table: StepTable, row: int) -> Mark:
 
 
 def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
-    """Return the median and 99th percentile of `times` and the binned times of dropped rows."""
+    """Return the median and 99th percentile of `times` combined with the binned times of dropped rows."""
     values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
     counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
     order = np.argsort(values, kind="stable")

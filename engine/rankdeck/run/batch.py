@@ -34,7 +34,7 @@ from rankdeck.run.step_blocks import StepBlock, to_blocks
 from rankdeck.run_dir import EventReader, LineCounts, parse_attempt
 
 _VALIDATED_LATER = (Spans, Observed, Collectives)
-"""Events that are not rejected as a whole if one of their values is absurd."""
+"""Kinds of events that `Batch.add` accepts even if one of their values is absurd."""
 _INT_LIMIT = 1 << 62
 """Limit for a number of bytes; no device has this many."""
 _MAX_UTILISATION = 100

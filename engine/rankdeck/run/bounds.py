@@ -11,6 +11,6 @@ MAX_DURATION_S = 1e9
 MAX_VALUE = 1e300
 """Limit for the values that a script reports, so that sums of them fit into a double."""
 ROW_TIMEOUT_S = 180.0
-"""Time limit of the planner for one row."""
+"""The planner's time limit for each row of a plan."""
 RACE_STEPS = 25
 """Default number of steps that each strategy of a race trains."""

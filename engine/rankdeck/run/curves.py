@@ -96,7 +96,7 @@ class StepCurves:
 
 
 class ScriptCurves:
-    """Curves of a user script: sampled losses and gradient norms, and each step's pace and loader share."""
+    """Curves of a script: sampled losses and gradient norms, and each step's pace and data-loading share."""
 
     def __init__(self, after: int, loss_before: float | None) -> None:
         self._sampled_series = Series(num_curves=len(_SAMPLED_CURVES))

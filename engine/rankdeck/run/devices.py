@@ -184,7 +184,7 @@ class DeviceState:
 
     @property
     def is_owners_only(self) -> bool:
-        """Whether the values, those of a script, count only the tensors with a known owner."""
+        """Whether the values are a script's and count only the tensors with a known owner."""
         return self.source == events.OWNERS_SEEN
 
     @property

@@ -140,7 +140,7 @@ class LoggedMetric:
         self._points.truncate(self._points.first + int(np.searchsorted(x_values, x)))
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """Return (steps, Unix times, values) of the points that are held individually."""
+        """Return (steps, Unix times, values) of the points in memory, at most the newest `max_points`."""
         columns = self._points[0]
         return self._newest_x(columns).copy(), columns[2].copy(), columns[3].copy()
 

@@ -43,7 +43,7 @@ class Movement(msgspec.Struct):
     """Operations of all ranks. `parts[r]` are the operations of rank r, in order.
 
     `standing[r]` is the rank that represents rank r: both have the same operations, but with different peers.
-    `sizes` are the axes of the rank mesh; the last axis varies fastest.
+    `sizes` lists the axes of the rank mesh with their sizes; the last axis varies fastest.
     """
 
     parts: dict[int, list[Operation]]

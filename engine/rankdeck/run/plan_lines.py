@@ -96,9 +96,9 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and its predicted needs.
 
     `label` is the strategy's display name, with the options that differ from the defaults. `verdict` is one
-    of VERDICTS and `reason` says why it is not "fits"; `refusal` is the problem with which a run would end at
-    once, and is None if only the planner failed. `devices` is empty if nothing could be predicted.
-    `configured` is true if the configuration itself names this strategy.
+    of VERDICTS and `reason` says why it is not "fits"; `refusal` is the problem that would end a run at once,
+    and is None if only the planner failed. `devices` is empty if nothing could be predicted. `configured` is
+    true if the configuration itself names this strategy.
 
     `changes` maps dotted keys of the configuration to changed values, apart from the strategy
     ("train.activation_checkpointing": true). A line with changes is advice: `saves_bytes` is how much less
@@ -275,7 +275,7 @@ def plan_verdict_text(line: PlanLine) -> str:
 
 
 def is_uncertain(line: PlanLine) -> bool:
-    """Check whether the line has only a bound, which leaves open whether the plan fits."""
+    """Check whether the line has only a bound that leaves open whether the plan fits."""
     return line.verdict in {AT_LEAST: (FITS, TIGHT), AT_MOST: (TIGHT,)}.get(line.bound or "", ())
 
 

@@ -106,7 +106,7 @@ def script_name(config: ScriptConfig) -> str:
 
 
 def exit_status_text(name: str, status: int) -> Phrase:
-    """Format an exit status: 'train.py exited with 3.'"""
+    """Format an exit status: 'train.py exited with status 3.'"""
     try:
         # Shells report 128 + n for a process that signal n ended; not every such number is a signal.
         ended_by = signal.Signals(status - 128).name if status > 128 else ""
@@ -118,9 +118,9 @@ def exit_status_text(name: str, status: int) -> Phrase:
 
 
 def no_steps_text(*, has_started: bool, is_over: bool) -> Phrase:
-    """Explain why there are no steps.
+    """Explain why a script's run has no recorded steps.
 
-    `has_started` says whether any rank has reported its start; ranks do so only after their first step.
+    `has_started` says whether any rank has reported its start, which a rank does only after its first step.
     """
     if has_started and is_over:
         return phrase("it ended before its first steps were recorded")

@@ -1,4 +1,4 @@
-"""Store a race as race.json in its folder: its strategies train the same first steps on the same devices.
+"""Store a race, whose strategies train the same first steps on the same devices, as race.json in its folder.
 
 The file is replaced after each entry, so readers always see the current state. race_verdicts.py compares the
 entries; its results (agreement, places, the winner) are stored in the file too. Keys are only ever added;
@@ -81,9 +81,9 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
-    entry that this entry repeats to measure the machine's drift. `seen` maps the codes of the notes that the
-    run reported about itself to the notes' texts. `verified` is the result, as text, of the check before the
-    first step, and `verified_outcome` is the outcome from events.Verified.
+    entry that this entry repeats to measure the machine's drift. `seen` contains the notes that the run
+    reported about itself, as a map from code to text. `verified` is the result, as text, of the check before
+    the first step, and `verified_outcome` is the outcome from events.Verified.
     """
 
     number: int
@@ -246,7 +246,7 @@ def estimate_duration_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, b
 
 
 def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
-    """Format a duration: 'about 3 min', or 'at least 1 min 25 s' if step times are not known."""
+    """Format a race's duration: 'about 3 min', or 'at least 1 min 25 s' if step times are not known."""
     seconds, is_least = estimate_duration_s(lines, steps)
     return phrase(_AT_LEAST if is_least else _ABOUT, time=format_duration(seconds))
 

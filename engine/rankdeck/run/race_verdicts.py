@@ -64,8 +64,8 @@ _NO_OTHER_TEXTS = (
     tr_noop("No other entry was as fast, except {last}, which trains differently."),
     tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
-"""Reasons why an entry is the fastest, by the number of entries that were as fast but train differently:
-none, one or several."""
+"""Reasons why an entry is the fastest, by the number of entries that are as fast but train differently: none,
+one or several."""
 _SIMPLEST_TEXTS = (
     tr_noop("It is the simplest of {count} entries with indistinguishable times."),
     tr_noop(

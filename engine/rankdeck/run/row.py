@@ -42,7 +42,7 @@ def outcome_label(outcome: str, reason: str | None) -> str:
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """Metrics from a run's state, as `rankdeck show` displays them. `peak_bytes` is that of the fullest
+    """Metrics from a run's state, as `rankdeck show` displays them. `peak_bytes` is the peak of the fullest
     device."""
 
     loss: float | None = None
@@ -210,7 +210,7 @@ def _read_wrapper(run: RunDir, attempt: int) -> str | None:
 
 
 def row_json(info: RunInfo) -> dict[str, object]:
-    """Return a row for `rankdeck runs --json`; scripts add two keys of their own, and races add four."""
+    """Return a row for `rankdeck runs --json`; a script's row has two extra keys, and a race's row four."""
     race = info.race
     row = {
         "run": info.name,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 class RunInterval(NamedTuple):
     """An interval in Unix seconds; `ended` is None while the attempt is running.
 
-    An attempt that was started automatically after an earlier attempt has that attempt's start time: the time
-    of the user's command.
+    An attempt that was started automatically after an earlier attempt has the earlier attempt's start time:
+    the time of the user's command.
     """
 
     started: float

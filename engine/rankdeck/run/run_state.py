@@ -305,7 +305,7 @@ class RunState(AttemptRows):
 
     @property
     def verified(self) -> events.Verified | None:
-        """Result of the check that compares the latest attempt's strategy with one device."""
+        """Result of the check that compares the latest attempt's strategy with training on one device."""
         return newest_verified([(attempt.started, attempt.verified) for attempt in self._started_attempts])
 
     @property

@@ -147,12 +147,12 @@ class ScriptState:
 
     @property
     def num_cut_names(self) -> int:
-        """Number of logged names whose values are not kept."""
+        """Number of metric names whose logged values are not kept."""
         return max((attempt.script.metrics.num_cut_names for attempt in self._get_attempts()), default=0)
 
     @property
     def metrics(self) -> dict[str, ScriptMetric]:
-        """Metrics by name; the library is appended to a name that several libraries logged.
+        """Metrics by name; if several libraries logged a name, the library's name is appended to it.
 
         In a configured run, the user's own model can log metrics.
         """

@@ -243,7 +243,7 @@ def _add_capped(totals: dict[str, Number], values: Mapping[str, Number]) -> None
 
 @dataclass
 class ScriptReports:
-    """The newest reports of each rank."""
+    """Reports of an attempt's ranks: start events, newest observations, collective totals, logged metrics."""
 
     ranks: dict[int, events.RankStarted] = field(default_factory=dict)
     observations: dict[int, events.Observed] = field(default_factory=dict)

@@ -2,9 +2,9 @@
 
 A `Series` holds the newest points individually and, above them, tiers of bins: a bin of tier k is the minimum
 and maximum of 8**k points and starts at a multiple of 8**k, so bins do not shift while points arrive. Every
-tier slides over a fixed number of bins: older data is coarser, and memory stays bounded (a day at 1000 points
-a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills the
-series, and charts draw windows of them.
+tier holds a fixed number of its newest bins: older data is coarser, and memory stays bounded (a day at 1000
+points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills
+the series, and charts draw windows of them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Series:
         self._max_append = min(_MAX_APPEND, raw_capacity // 2, tier_capacity * TIER_FACTOR // 2)
 
     def __len__(self) -> int:
-        """Return the number of points ever appended."""
+        """Return the number of appended points that were not cut, whether or not they are still held."""
         return self._raw.end
 
     @property

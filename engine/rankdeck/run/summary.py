@@ -40,7 +40,7 @@ class EvaluationSummary(msgspec.Struct, frozen=True):
 
 
 class VerifiedSummary(msgspec.Struct, frozen=True):
-    """Result of the check before the first step (events.Verified), also as a sentence."""
+    """Result of the check before the first step (events.Verified); `text` states it in one sentence."""
 
     outcome: str
     cause: str | None
@@ -195,7 +195,7 @@ class ObservedScript(msgspec.Struct, frozen=True):
 
 
 class MetricSummary(msgspec.Struct, frozen=True):
-    """Values logged under one name by the library `through`; `last` is the newest value, logged at `step`."""
+    """Values logged under one name; `through` is the API used, `last` the newest value, logged at `step`."""
 
     last: float | None
     step: int | None

@@ -2,8 +2,8 @@
 
 Each rank is a process. If steps were sampled, the process has one track per device for its phases, and a
 second track for phases that overlap them (an all-reduce during backward). A user script has no known phases:
-its steps follow each other on one track, with counters for the time spent waiting for its data loader and for
-its logged values. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete
+its steps follow each other on one track, with counters for its logged values and for the time spent waiting
+for its data loader. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete
 events, "C" counters, "M" names). Times are microseconds since the run's start. Read anatomy.py first.
 """
 
@@ -190,7 +190,7 @@ def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
 def _memory_events(
     reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
 ) -> Iterator[TraceEvent]:
-    """Yield memory counters, without the peak if the values sum only the tensors with a known owner."""
+    """Yield memory counters; the peak is left out if the reading covers only tensors with a known owner."""
     for device in reading.devices:
         values = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
         values["live_bytes"] = device.live_bytes

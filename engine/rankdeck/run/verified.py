@@ -25,8 +25,8 @@ OUTCOME_TEXTS: Mapping[str, str] = {
     UNCHECKED: tr_noop("not verified"),
     "failed": tr_noop("cannot run"),
 }
-"""Texts by outcome of events.Verified. The additional key "failed" is for a strategy that refused to run, so
-that nothing was compared."""
+"""Texts by outcome of events.Verified. The additional key "failed" is for a strategy that refused to run:
+nothing was compared."""
 
 _EQUAL_TEXT = tr_noop(
     "Verified: matches one device (largest difference {largest} after two steps in {precision})"

@@ -61,13 +61,12 @@ def add_attempt(
 def create_run_dir(
     runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
 ) -> RunDir:
-    """Create a new run's directory under a hidden name; once the guard holds the lock, it renames the
-    directory.
+    """Create a new run's directory under a hidden name; the guard renames it once it holds the run's lock.
 
     Without `name`, the directory is named after the time and the environment's "title".
 
     Raises:
-        ConfigError: the folder of runs cannot be written.
+        ConfigError: the folder of runs cannot be written to.
     """
     if name is None:
         title = slug(environment.get("title") or config.name)
@@ -92,7 +91,7 @@ def check_can_hold_runs(runs: Path) -> None:
     """Check that run directories can be created in `runs`, without creating anything.
 
     Raises:
-        ConfigError: the folder of runs cannot be written.
+        ConfigError: the folder of runs cannot be written to.
     """
     try:
         tempfile.TemporaryFile(dir=_nearest_existing(runs.absolute())).close()

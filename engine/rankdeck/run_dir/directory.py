@@ -256,10 +256,10 @@ class RunDir:
         return 1 + max(map(parse_attempt, names), default=0)
 
     def exit_record(self) -> ExitRecord | None:
-        """Return the guard's exit record, or None while it does not exist.
+        """Return the guard's exit record; None if it does not exist yet or is invalid.
 
-        The guard writes the record to `PARTIAL_EXIT_RECORD` and renames that file to end.json. While the
-        partial file exists, any end.json was not written by the guard and is ignored.
+        The guard writes the record to `PARTIAL_EXIT_RECORD` and renames that file to end.json. As long as the
+        partial file exists, end.json is ignored, because the guard has not written it.
         """
         if files.is_regular(self.path / PARTIAL_EXIT_RECORD):
             return None
@@ -295,7 +295,7 @@ class RunDir:
         """Return running | completed | failed | stopped | lost.
 
         A run is lost if it has no exit record and no process holds its lock. A copy without an exit record is
-        "running" unless the `is_lost` of its origin is true.
+        "running" unless its origin's `is_lost` is true.
         """
         end = self.exit_record()
         if end is not None:

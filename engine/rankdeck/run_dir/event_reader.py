@@ -82,9 +82,8 @@ class EventReader:
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
         """Yield (file name, events) chunk by chunk; the file's cursor advances with each chunk.
 
-        An attempt is read to its end before the next attempt, which started later. The files of one attempt
-        are read in turn, a chunk each, the supervisor's first, so that no file waits for the end of another
-        file.
+        An attempt's files are read to the end before those of the next attempt. The files of one attempt are
+        read in turn, a chunk each, the supervisor's first, so that no file waits for the end of another file.
         """
         by_attempt: dict[int, list[str]] = {}
         for name in sorted(self.file_names(), key=lambda name: not name.startswith("supervisor")):

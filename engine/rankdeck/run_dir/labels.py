@@ -1,7 +1,7 @@
 """Labels that a user gives a run: a name, tags, a note, and whether it is archived.
 
-They are stored in the run's labels.json, the only file that changes after the run has ended. The folder is
-never renamed.
+They are stored in the run's labels.json, the only file that changes after the run has ended. Naming a run
+does not rename its folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Labels:
     is_archived: bool = False
 
     def with_changes(self, **changes: Any) -> Labels:
-        """Return a normalized copy with `changes`: the name on one line, each tag once.
+        """Return a normalized copy with `changes` applied: the name on one line, each tag once.
 
         Raises:
             ConfigError: a name, tag or note is too long, there are too many tags, or the name is "last".

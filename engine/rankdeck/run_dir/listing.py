@@ -1,4 +1,4 @@
-"""Find runs and races in a folder, in the user's index, or by what a user types."""
+"""Find runs and races in a folder, in the user's index, or by the name or path that a user types."""
 
 from __future__ import annotations
 
@@ -202,10 +202,10 @@ class RaceDir:
 
 
 def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
-    """Create a new race's folder. It is listed once race.json exists.
+    """Create a new race's folder. The race is listed once race.json exists.
 
     Raises:
-        ConfigError: the folder of runs cannot be written.
+        ConfigError: the folder of runs cannot be written to.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     race = RaceDir(runs.absolute() / f"{stamp}-{slug(title)}-{secrets.token_hex(2)}")
@@ -269,8 +269,8 @@ def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
     """Return the first file or folder through which a write would end up outside the run's folder, and the
     kind of that file or folder.
 
-    The run's folder itself may be a link. Weights may have several hard links, because weights are replaced,
-    never written into. Returns None if there is no such file or folder.
+    The run's folder itself may be a link. Weights files may have several hard links, because they are
+    replaced, never modified in place. Returns None if there is no such file or folder.
 
     Raises:
         OSError: a folder cannot be read.

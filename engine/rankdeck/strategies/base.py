@@ -135,7 +135,7 @@ class Strategy(ABC):
     module: nn.Module
     """The model with its original names and this rank's parameters; set by `build`."""
     stage_modules: Sequence[nn.Module] = ()
-    """The stages as separate modules over the model's weights; empty if the model is not cut into stages."""
+    """The stages as modules that share the model's weights; empty if the model is not split into stages."""
     replicas: Sequence[dist.ProcessGroup | None] = (None,)
     """Groups of ranks that hold the same weights; None stands for all ranks."""
 

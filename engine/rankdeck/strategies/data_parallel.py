@@ -165,7 +165,7 @@ class DataParallel(Strategy):
         return self._threads.devices.copy(tensor, device, 0, "buffers")
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the size of the last chunk: torch cuts a batch into chunks of equal size, except that the
+        """Return the size of the last chunk: torch splits a batch into chunks of equal size, except that the
         last chunk may be smaller."""
         chunk = -(-num_samples // len(self.setup.devices))
         return num_samples % chunk or chunk

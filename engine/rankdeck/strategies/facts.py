@@ -131,7 +131,7 @@ class DdpFacts(StrategyFacts):
         spans.find_late_spans = self._late_spans
 
     def before_forward(self) -> None:
-        """Have torch time this step's backward if the step's spans are recorded."""
+        """Make torch measure the duration of this step's backward if the step's spans are recorded."""
         if self._spans.is_recording:
             set_backward_timing(self._ddp, True)
 

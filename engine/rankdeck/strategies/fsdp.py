@@ -1,5 +1,5 @@
-"""fsdp: every rank keeps a shard of every weight, and gathers a block's weights only while it computes with
-them.
+"""fsdp: every rank keeps a shard of every weight, and holds a block's full weights only while it computes
+with them.
 
     block's forward:   all-gather its weights -> compute -> free them
     block's backward:  all-gather again -> compute -> reduce-scatter gradients: each rank keeps its shard

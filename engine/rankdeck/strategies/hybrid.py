@@ -136,8 +136,8 @@ class Hybrid(Strategy):
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
-        """Sum gradients from the inside out: over sequence slices, between tied stages, along shard for
-        weights that are not sharded, and finally along data."""
+        """Sum gradients from the inside out: over sequence slices, between stages that share weights, along
+        shard for weights that are not sharded, and finally along data."""
         inner = self._inner
         with self.ledger.phase("communication"):
             if inner.split is not None:
@@ -169,7 +169,7 @@ class Hybrid(Strategy):
         return sums if num_valid else self.zero_sums()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return full tensors on rank 0; the other ranks help to gather them."""
+        """Return the full weights on rank 0; other ranks help to gather them and return an empty dict."""
         weights = self._inner.weights()
         return weights if self.setup.rank == 0 else {}
 
@@ -252,8 +252,8 @@ class _HybridPipeline(PipelineParallel):
         return self.runners
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Build the stages. The split of layers is planned on the complete model, and applied after the
-        stages of other ranks have been dropped."""
+        """Build the stages. The split along the tensor axis is planned on the complete model, and applied
+        after the stages of other ranks have been dropped."""
 
         def planned() -> nn.Module:
             model = model_fn()

@@ -128,9 +128,9 @@ class PipelineParallel(Strategy):
         self._scheduled_sizes = self._sizes
 
     def _require_single_tensors(self) -> None:
-        """Check that only one tensor crosses each cut if the schedule splits the backward. The graphs of
-        several tensors could overlap, and torch would run the shared part twice. Raises: ModelError if
-        several tensors cross a cut."""
+        """Check that the model suits a schedule that splits the backward: only one tensor may cross each cut.
+        The graphs of several tensors could overlap, and torch would run the shared part twice. Raises:
+        ModelError if the schedule splits the backward and several tensors cross a cut."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
@@ -153,7 +153,7 @@ class PipelineParallel(Strategy):
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
         """Build the whole model on the CPU, cut it, and keep this rank's stages.
 
-        Every rank builds the same model from the run's seed, so its weights equal those of a single device.
+        Every rank builds it from the run's seed, so the initial weights equal those of a run on one device.
         """
         setup = self.setup
         assert setup.read_samples is not None
@@ -271,8 +271,7 @@ class PipelineParallel(Strategy):
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
 
     def pad_batch(self, batch: Batch) -> tuple[Batch, int | None]:
-        """Pad the batch to the batch size of the stages; return it with its number of valid samples (None:
-        all)."""
+        """Pad the batch to a full microstep; return it with its number of valid samples (None: all)."""
         num = num_samples(batch)
         if num == self.setup.microstep_samples:
             return batch, None

@@ -47,8 +47,8 @@ from rankdeck.torch_compat.dispatch import storage_key
 class _Microbatch:
     """A microbatch that has finished its forward and is waiting for its gradient.
 
-    `count`, the number of targets, is known on the last stage only. `inputs` holds the storage keys of the
-    batch's tensors, because the autograd graph may keep these storages alive.
+    `count`, the number of targets, is known on the last stage only. `inputs`: the storage keys of the batch's
+    tensors, to distinguish these from activations in the autograd graph.
     """
 
     number: int
@@ -70,8 +70,8 @@ class AsyncPipeline(PipelineParallel):
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Number of stages after this one. Once the pipeline is full, this stage has as many microbatches in
-        flight between two microsteps."""
+        """Number of stages after this one; in a full pipeline, also the number of microbatches that this
+        stage has in flight between two microsteps."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
         self._in_flight: deque[_Microbatch] = deque()

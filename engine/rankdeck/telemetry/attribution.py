@@ -2,8 +2,8 @@
 
 A driver may report host pids to a container, in which the same number belongs to another process or to none.
 A pid without a process in this namespace is foreign. Outside the host's own namespace, a pid is also foreign
-if its process can be inspected and holds no GPU. A pid is inspected once for as long as the driver reports
-it; only the process's host memory is read each time.
+if its process can be inspected and holds no GPU. A pid is inspected when the driver starts to report it;
+after that, only the process's host memory is read each time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """List the GPUs of this machine once, for `rankdeck devices` and for the choice of a run's devices.
 
-A short-lived sampler process queries the driver, so that a library that crashes or hangs costs the calling
-process only the readings.
+A short-lived sampler process queries the driver, so that the calling process loses only the readings if the
+driver's library crashes or hangs.
 """
 
 from __future__ import annotations

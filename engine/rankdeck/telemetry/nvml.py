@@ -54,9 +54,9 @@ _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 class NvmlProvider(Provider):
     """Provider for the machine's NVIDIA GPUs.
 
-    `library` is loaded instead of the driver's library, and its devices are marked as simulated. `skip` lists
-    the UUIDs, "#index" or EVENTS that are never queried, because querying them crashed or hung an earlier
-    sampler. `mark` is called with the device and the call before each query.
+    `library` is loaded instead of the driver's library, and its devices are marked as simulated. `skip` holds
+    what is never queried, because querying it crashed or hung an earlier sampler: UUIDs, "#index" names or
+    EVENTS. `mark` is called with the device and the call before each query.
     """
 
     needs_reopen = True
@@ -261,7 +261,7 @@ def _impossible_text(value: float) -> str:
 _UNKNOWN_BYTES = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 _INITIAL_CAPACITY, MAX_PROCESSES = 32, 1 << 14
 _MAX_RETRIES = 4
-"""Number of times that a query is tried if the process list keeps outgrowing its buffer."""
+"""Maximum number of attempts to query a process list that keeps outgrowing its buffer."""
 _VERSION_ERRORS = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 

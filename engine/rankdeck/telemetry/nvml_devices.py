@@ -29,15 +29,15 @@ from rankdeck.telemetry.nvml_calls import (
 from rankdeck.telemetry.readings import METRICS, Device, indexed_uuid, placeholder_uuid
 
 MarkCall = Callable[[str, str], None]
-"""Function that is called with device and call name before a call that may crash or hang the process."""
+"""Function called with the device and the call's name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """Maximum plausible counts; a driver that reports more is faulty."""
 SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
 
 
 class DeviceFinder:
-    """Finder that lists the GPUs once NVML is open. `skip` lists the UUIDs or "#index" that are never
-    queried."""
+    """Finder that lists the GPUs once NVML is open. `skip` lists the UUIDs or "#index" names of GPUs that are
+    never queried."""
 
     def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip

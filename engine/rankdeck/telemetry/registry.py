@@ -1,9 +1,8 @@
 """Aggregate the sampler's lines (readings.py) into the current state of every device, for the app and the
 command line's table.
 
-A reading keeps the time it was taken and becomes stale with age, so a sampler that hangs or has ended never
-leaves an outdated number on screen that looks current. A device that disappears stays in the list, marked as
-lost.
+A reading keeps the time at which it was taken and becomes stale with age, so no outdated number looks current
+on screen after a sampler has hung or ended. A device that disappears stays in the list, marked as lost.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class RunSink:
                 self._write_notice(line)
 
     def _write_device_changes(self, line: DevicesLine) -> None:
-        """Report as lost those of the run's devices that are missing or skipped; after a restart of the
-        sampler, report the run's other devices as back."""
+        """Report the run's missing or skipped devices as lost; after a restart of the sampler, report the
+        run's other devices as back."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in self.uuids:
             name = self._names[self._index[uuid]]
@@ -147,7 +147,7 @@ class RunSink:
         return events.DeviceSample(device=self._index[entry.uuid], processes=rows)
 
     def _rank_of(self, pid: int) -> int | None:
-        """Return the rank whose process is `pid`, or whose session `pid` shares, as child processes do."""
+        """Return the rank that `pid` belongs to (as its process, or a child in its session); None if none."""
         try:
             return self._ranks.get(pid, self._ranks.get(os.getsid(pid)))
         except OSError:

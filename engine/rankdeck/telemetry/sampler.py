@@ -53,7 +53,7 @@ TICKS_PER_CYCLE = 10
 LOST_RETRY_TICKS = 50
 """Ticks between two attempts to read a lost device."""
 PROBE_TICKS = 50
-"""Ticks between two checks whether the set of devices has changed."""
+"""Ticks between two checks for a change in the set of devices."""
 EXIT_CHANGED = 75
 """The set of devices has changed. Only a new process sees the change: NVML counts devices when it is
 initialized."""
@@ -149,7 +149,7 @@ class Sampler:
     def _restart_code(self, tick: int) -> int | None:
         """Return the exit code if a new process must take over, otherwise None.
 
-        In a run, whose list of devices is fixed, a new process may find a device that did not answer before.
+        The devices of a run are fixed, but a new process may reach one of them that did not answer before.
         """
         failing_s = time.monotonic() - (self._failing_since_s or time.monotonic())
         # A session from before the driver was loaded never answers again, so NVML is reopened in a new

@@ -1,9 +1,9 @@
 """Delay the import of torch's compiler until code is compiled, which saves over half a second per start.
 
-Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be excluded
-from graphs, and DistributedDataParallel imports it to read an option. Until torch._dynamo is imported there
-are no graphs, so all of these work without it. As soon as any code imports it, in any way, torch's original
-functions are restored.
+Each step of an optimizer imports torch._dynamo to mark a graph break, some methods of optimizers and of
+DistributedDataParallel import it to be excluded from graphs, and DistributedDataParallel's constructor
+imports it to read an option. Until torch._dynamo is imported there are no graphs, so all of these work
+without it. As soon as any code imports it, in any way, torch's original functions are restored.
 
 Source: torch/_compile.py, torch/optim/optimizer.py, torch/nn/parallel/distributed.py.
 """
@@ -26,7 +26,7 @@ from .private_api import PrivateApi
 _DYNAMO = "torch._dynamo"
 _SLOW_START = "runs take a second longer to start"
 _DISABLED_ATTRIBUTE = "__dynamo_disable"
-"""Attribute of a function in which torch stores the variant of the function that the compiler skips."""
+"""Attribute in which torch stores a function's wrapped variant, which the compiler skips."""
 PRIVATE_APIS = (
     PrivateApi("torch.optim.optimizer:_use_grad_for_differentiable", _SLOW_START, parameters=("func",)),
     PrivateApi("torch._compile:_disable_dynamo", _SLOW_START, parameters=("fn",)),

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: its log, its compression, and its wrapper on fake tensors.
+"""DistributedDataParallel: its log, its gradient compression, and a subclass that runs on fake tensors.
 
 Source: torch.nn.parallel.distributed; torch/csrc/distributed/c10d/logger.cpp.
 """
@@ -58,7 +58,7 @@ def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket, cast to `dtype`, across the ranks: torch's hook, adapted to any backend."""
+    """Average a bucket across the ranks in `dtype`: torch's hook, adapted to any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)

@@ -1,5 +1,5 @@
-"""Operations below autograd: modes that intercept each operation, its effect according to its schema, and
-storages as keys.
+"""Operations below autograd: modes that intercept operations, their effects according to their schemas, and
+keys for storages.
 
 Source: torch.utils._python_dispatch, torch.utils._pytree, torch's operator schemas (native_functions.yaml).
 """
@@ -106,7 +106,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""Return the address of the C++ storage: equal for tensors that share a storage, even without memory."""
+"""Return the address of the C++ storage, equal for tensors that share it even if it has no memory."""
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:

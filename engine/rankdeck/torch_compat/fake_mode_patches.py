@@ -1,4 +1,4 @@
-"""Patches of torch that let a strategy build its model and train it on fake tensors.
+"""Patches to torch that let a strategy build its model and train it on fake tensors.
 
     module apply        Module.to and .double store new tensors, because fake tensors cannot be swapped
     init                functions of torch.nn.init do nothing, because there is no memory to fill
@@ -54,7 +54,7 @@ PRIVATE_APIS = (
 
 
 def patch_module_apply(replaced: AttributePatches) -> None:
-    """Make Module._apply store new tensors in the modules instead of swapping; tied tensors stay tied."""
+    """Make Module._apply replace tensors instead of swapping their contents; tied tensors stay tied."""
 
     def apply(self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         changed: dict[Tensor, Tensor] = {}

@@ -78,7 +78,7 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """Report tensors over a user's buffer to the modes, because no operation creates them."""
+        """Report tensors that share a user's buffer to the modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:

@@ -101,8 +101,8 @@ def split_state_dict(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, ob
 
 
 def apply_to_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Apply `change` to all weights and buffers, as `Module.to` does; unlike `Module.to`, `change` can give
-    them different dtypes."""
+    """Convert all weights and buffers with `change`, as `Module.to` converts them; unlike `Module.to`, this
+    can give them different dtypes."""
     module._apply(change)
 
 
@@ -123,8 +123,8 @@ def is_expanded(tensor: Tensor) -> bool:
 def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     """Deep-copy a module tree.
 
-    `instead` maps a tensor's id to its replacement. A non-leaf tensor that is stored in a module, as by the
-    old weight norm and by pruning, is copied without its autograd history.
+    `instead` maps a tensor's id to its replacement. A non-leaf tensor that is stored in a module (the old
+    weight norm and pruning store such tensors) is copied without its autograd history.
     """
     memo, values = dict(instead), list[Any]()
     for each in module.modules():
@@ -172,5 +172,5 @@ def check_batch_norm_input(norm: Any, inputs: Tensor) -> None:
 
 
 def has_packed_projection(attention: nn.MultiheadAttention) -> bool:
-    """Check whether one weight projects queries, keys and values."""
+    """Check whether a single weight projects queries, keys and values."""
     return bool(attention._qkv_same_embed_dim)

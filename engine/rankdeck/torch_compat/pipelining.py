@@ -93,7 +93,7 @@ def receive_buffers(stage: PipelineStage) -> list[Tensor]:
 
 @contextlib.contextmanager
 def unwrap_stage_errors() -> Iterator[None]:
-    """Raise a stage's own error, without torch's wrapper and without the whole schedule on stderr."""
+    """Raise a stage's own error, not torch's wrapper, and do not log the whole schedule to stderr."""
     printed = logging.getLogger(schedules.__name__)
     level = printed.level
     # torch logs the whole schedule where a stage fails.

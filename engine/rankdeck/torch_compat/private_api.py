@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHECKED_VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
-"""Versions of torch in which all private APIs work as the engine uses them."""
+"""Versions of torch in which all private APIs work as the engine expects."""
 
 
 @dataclass(frozen=True)

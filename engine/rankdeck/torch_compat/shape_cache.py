@@ -189,7 +189,7 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
-    """Return what the cache stores of a result; None if torch has to compute the result each time."""
+    """Return what the cache stores about a result; None if torch has to compute the result each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in inputs}

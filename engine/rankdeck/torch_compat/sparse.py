@@ -6,7 +6,7 @@
     mask                                      that of the mask
     copy into another tensor                  that of the copied tensor
     add two tensors                           the sum of both, because CPUs and GPUs concatenate the elements
-    coalesce                                  that of the source, an upper bound: equal indices are unknown
+    coalesce                                  that of the source, an upper bound: duplicates are unknown
 
 The elements of a gradient of `Embedding(sparse=True)` are therefore known from its indices and values. Read
 fake_tensors.py first.

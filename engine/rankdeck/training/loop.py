@@ -331,7 +331,7 @@ class Trainer:
 
 
 class Evaluator:
-    """Evaluation of the held-out samples, with its own loader that stays open between evaluations."""
+    """Evaluator of the held-out samples, with its own loader that stays open between evaluations."""
 
     def __init__(
         self,

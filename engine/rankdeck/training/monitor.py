@@ -1,10 +1,10 @@
-"""Select the steps that are tracked in detail, and report memory, phases of devices, bytes sent, and how busy
+"""Select the steps that are tracked in detail, and report memory, device phases, bytes sent, and how busy
 threads are.
 
 Memory comes from the ledger or from a GPU's allocator. Most steps are not sampled and cost nothing extra. The
-ledger and the spans record only sampled steps, each within a budget of the run's time (sampling_budget.py). A
-batch with shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity
-is compared with the tracked memory. Read loop.py first.
+ledger and the span recorder record only sampled steps, each within its own share of the run's time
+(sampling_budget.py). A batch with shapes that no tracked batch covers causes its step to be tracked. A
+rehearsal's simulated capacity is compared with the tracked memory. Read loop.py first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find where a loss became NaN or infinite: in the inputs, the weights, or a module's output.
 
-The check runs once, after the failure: it repeats the same batch with a hook on every module.
+The check runs once, after the failure: it runs the same batch again with a hook on every module.
 """
 
 from __future__ import annotations

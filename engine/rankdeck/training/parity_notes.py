@@ -45,8 +45,8 @@ def model_traits(model: nn.Module) -> ModelTraits:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    """Check for one of torch's dropout modules, or for a rate above 0 in an attribute such as
-    attention_dropout."""
+    """Check whether a module is one of torch's dropouts, or has an attribute such as attention_dropout, with
+    a rate above 0."""
     if isinstance(module, Dropout):
         return module.p > 0
     rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
@@ -54,7 +54,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
-    """Return notes on the differences from one device that are known once the model is built."""
+    """Return the notes on differences from one device, as far as they are known once the model is built."""
     if strategy.owns_optimizer_step:  # stale weights never equal one device's
         return []
     notes = []

@@ -34,7 +34,7 @@ class RankConsensus:
     All ranks of an attempt share `folder`, which is empty when the attempt starts. `lead_steps` is 0 for a
     single rank.
 
-    Raises: OSError if the file of the steps cannot be created.
+    Raises: OSError if the file that holds the steps cannot be created.
     """
 
     def __init__(self, folder: Path, rank: int, lead_steps: int = 1) -> None:

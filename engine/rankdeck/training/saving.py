@@ -1,4 +1,4 @@
-"""Save a run at regular intervals of steps, on request, before a stop and at its end; resume a run.
+"""Save a run at regular step intervals, on request, before a stop and at the end of the run; resume a run.
 
 The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
 reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. A dry run

@@ -37,7 +37,7 @@ class TrainComponents:
 
 
 def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
-    """Switch to training or evaluation weights, which schedule-free optimizers keep separately."""
+    """Switch to training or evaluation weights if the optimizer keeps both, as schedule-free ones do."""
     turn = getattr(optimizer, mode, None)
     if callable(turn):
         turn()

@@ -1,7 +1,7 @@
 """Run one rank from start to exit.
 
 `launch/rank_start.py` runs this module in each rank; environment variables specify the run, rank and
-heartbeat page. The rank writes why it ends into its event file, then exits with one of these codes:
+heartbeat page. The rank records in its event file why it ends, then exits with one of these codes:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
@@ -295,7 +295,7 @@ class Worker:
         return devices
 
     def _make_saver(self, config: RunConfig, num_devices: int) -> Saver:
-        """Return the run's saver; later attempts resume from the newest intact checkpoint."""
+        """Return the run's saver; after the first attempt, it resumes from the newest intact checkpoint."""
         if config.train.checkpoint_every:
             import rankdeck.checkpoint.sharded  # noqa: F401 - now, not in mid-training
         from rankdeck.checkpoint.replication import make_host_leaders

@@ -239,7 +239,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build a configuration's loss. If the model computes the loss, only a forward determines the count."""
+    """Build a configuration's loss. If the model computes it, only a forward yields the number of targets."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))
@@ -382,7 +382,7 @@ def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
 
 
 def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
-    """Return a factor that rises from 1/25 to 1, then falls to 1/250,000, each along half a cosine.
+    """Return a factor that rises from 1/25 to 1, then falls to 1/250,000, each time along half a cosine.
 
     Source: Smith and Topin, Super-Convergence, 2018.
     """

@@ -1,8 +1,8 @@
 """Shows a comparison's runs as chips at the top of its page, where runs are added, removed or made the
 baseline.
 
-A click on a chip makes its run the baseline; the chip's menu has the other actions. Chips share the width, in
-as many rows as it takes to keep them readable.
+A click on a chip makes its run the baseline; the chip's menu has the other actions. The chips of a row share
+its width; there are as many rows as are needed to keep the chips readable.
 """
 
 from __future__ import annotations

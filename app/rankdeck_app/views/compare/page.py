@@ -134,7 +134,7 @@ class ComparePage(Page):
             self._actions["say"]("\n".join(refused))
 
     def set_axis(self, by: str) -> None:
-        """Plot the losses against the axis `by`."""
+        """Plot the losses against `by`: "step", "time" or "samples"."""
         for name, button in self.axis_buttons.items():
             button.setChecked(name == by)
         self.loss_plot.set_axis(by)

@@ -54,7 +54,7 @@ class _CandidateDelegate(RunDelegate):
 
 
 class _RecentDelegate(ListRowDelegate):
-    """Paints two lines; `DATA_ROLE` holds both texts."""
+    """Paints a recent comparison as two lines of text, which `DATA_ROLE` holds."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         first, second = index.data(DATA_ROLE)
@@ -166,8 +166,7 @@ class CompareView(SideBarView):
     # What is on show
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show `comparing`, the comparison of the active tab or of the comparison tab that was active most
-        recently."""
+        """Show `comparing`, the comparison in the comparison tab that was active most recently."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:

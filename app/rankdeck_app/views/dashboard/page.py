@@ -132,7 +132,7 @@ class RunPage(Page):
         return [*(save if self.run.is_planned else []), stop]
 
     def _ended_actions(self) -> list[PageAction]:
-        """Return the actions for a finished run, the most likely to be needed first."""
+        """Return the actions for a finished run, starting with those most likely to be needed."""
         resume = [PageAction("debug-continue", tr("Resume"), "run.resume")]
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
@@ -201,7 +201,7 @@ class RunPage(Page):
         self._pending = ~RunChange.NOTHING
 
     def _show_viewed_time(self) -> None:
-        """Show the newly requested time at once; the charts follow when the run at that time has been
+        """Show the newly requested time at once; the charts follow when the run's state at that time has been
         read."""
         self._pending |= RunChange.STATE
         self.time_bar.show_viewed_time()
@@ -240,8 +240,8 @@ class RunPage(Page):
         return is_late
 
     def _is_draw_due(self) -> bool:
-        """Check whether to draw. While a run is read for the first time, drawing is due only rarely, so that
-        it does not slow down reading a million steps."""
+        """Check whether to draw. While a run is being read for the first time, drawing is only rarely due, so
+        that it does not slow down the reading of a million steps."""
         now, is_reading = time.monotonic(), self.run.outcome is None
         if is_reading and now - self._drawn_s < _DRAW_WHILE_READING_INTERVAL_S:
             return False
@@ -249,7 +249,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Once a second, mark as changed the cards that show the age of their data, even without new data."""
+        """Mark as changed, once a second and even without new data, the cards that show their data's age."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second

@@ -216,8 +216,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the largest predicted peak of all charted devices. For a device with driver readings, this is
-    the predicted memory as the driver counts it, otherwise the memory predicted for sampled steps."""
+    """Return the largest predicted peak of the charted devices: for devices with driver readings, the
+    predicted memory as the driver counts it; for the others, the memory predicted for sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices

@@ -168,7 +168,7 @@ class SummaryPanel(QWidget):
         self.setVisible(self._has_report and not self._is_suppressed)
 
     def fit_page(self, page_height: int) -> None:
-        """Limit the summary to the height that the charts leave on a page of `page_height`."""
+        """Limit the summary to the height that the charts leave on a page `page_height` pixels high."""
         self._page_height = page_height
         self._fit()
 

@@ -139,7 +139,7 @@ def throttle_text(gpus: Gpus, uuid: str) -> tuple[str, str]:
 
 
 def errors_text(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
-    """Return (text, tone): XID errors since monitoring started; number of uncorrected memory errors."""
+    """Return (the XID errors since monitoring started and the number of uncorrected memory errors, tone)."""
     xids = [
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
     ]

@@ -83,8 +83,8 @@ def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
 
 
 def _process_note(item: ProcessUse) -> str:
-    """Return a note on a process: pid, user, its command (without the program if the holder's name shows it
-    already), and its host memory."""
+    """Return a note on a process: its pid, user, command (without the program if the holder's name shows it
+    already), and host memory."""
     pid = tr("pid {pid}", pid=item.pid)
     pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
     host = item.host_bytes

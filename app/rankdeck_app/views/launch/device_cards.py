@@ -3,7 +3,7 @@
 Each card or chip shows an index, the bytes in use, a small bar, a check box, and the GPU's readings or the
 processes on the GPU that belong to no run.
 
-Up to eight devices are shown as cards of 46 px in two columns, more as chips of 36 px in four columns.
+Up to eight devices are shown as cards 46 px high in two columns, more as chips 36 px high in four columns.
 Unknown values are left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU is still
 shown, with the time at which it was lost.
 """
@@ -37,7 +37,7 @@ class DeviceCardData:
     a fraction of the largest peak; None if unknown.
 
     `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
-    `lost_text` (when the GPU was lost) or `used_by` (processes that belong to no run) replaces `readings`.
+    `lost_text` (the time of the loss) or `used_by` (processes that belong to no run) replaces `readings`.
     """
 
     label: str
@@ -181,7 +181,7 @@ class DeviceCard(QAbstractButton):
 
 
 def format_short_bytes(num_bytes: int) -> str:
-    """Format bytes in at most three digits: '57 GiB', '1.4 GiB', '286 MiB'."""
+    """Format a number of bytes in short form: '57 GiB', '1.4 GiB', '286 MiB'."""
     text = format_bytes(num_bytes, 0)
     return format_bytes(num_bytes, 1) if len(text.split()[0]) == 1 and num_bytes >= 1024 else text
 

@@ -68,8 +68,8 @@ class EstimateLabel(ClampedLabel):
             painter.end()
 
     def _paint_estimate(self) -> None:
-        """Paint "Predicted" at the left of the first line, the memory at its right, and the verdict on the
-        second line."""
+        """Paint "Predicted" at the left end of the first line, the memory at its right end, and the verdict
+        on the second line."""
         painter = QPainter(self)
         color, metrics = self._theme.color, self.fontMetrics()
         line = metrics.lineSpacing()

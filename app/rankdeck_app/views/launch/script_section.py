@@ -78,7 +78,7 @@ class FileBox(ComboBox):
 
 class ScriptSection(QWidget):
     """Body of the SCRIPT section; `save_button` belongs in the section's header. Actions that need a dialog
-    are requested by signals."""
+    are requested through signals."""
 
     browse_requested = Signal()
     interpreter_requested = Signal()

@@ -315,7 +315,7 @@ class StrategySection(QWidget):
         self.refresh()
 
     def show_problem(self, problem: Problem | None) -> None:
-        """Show a problem with the choice of strategy; None removes the text."""
+        """Show a problem with the choice of strategy; None hides the message."""
         text = "" if problem is None else problem.sentence
         self.problem_label.setText(text)
         self.problem_label.setVisible(bool(text))

@@ -41,7 +41,7 @@ from rankdeck_app.widgets.time_text import age_text
 PAGE_ID = "plan:"
 FIT_BARS_SETTING = "plan.fit_bars"
 _MIN_ONE_ROW_WIDTH = 800
-"""Page width in pixels from which the metrics fit beside the target."""
+"""Minimum page width in pixels at which the metrics fit beside the target."""
 _FIT_TOOLTIPS = {
     False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
     True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
@@ -336,7 +336,7 @@ def _changes_text(line: PlanLine) -> str:
 
 
 def verification_summary(plan: DraftPlan) -> str:
-    """Return the text on how many strategies match one device, and which do not; "" if none was verified."""
+    """Return how many strategies match the single-device result and which do not; "" if none was verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:

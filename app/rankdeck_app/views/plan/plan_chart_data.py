@@ -279,8 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return (note, whether one device stands out). The note is the ratio of that device's memory to the
-    others', "each" if all devices need the same memory, otherwise the name of the fullest device."""
+    """Return (note, whether one device stands out). If so, the note is the ratio of its memory to the
+    others'; if not, "each" if all devices need the same memory, or else the name of the fullest device."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]

@@ -100,7 +100,7 @@ class PlanColumns:
 
 
 def bar_sizes(num_bars: int) -> tuple[int, int]:
-    """Return (height, gap) of the bars for this number of devices, in pixels."""
+    """Return (height, gap) in pixels for the bars of a row that has `num_bars` bars."""
     for max_bars, sizes in ((4, (7, 2)), (8, (5, 1)), (16, (3, 1)), (32, (2, 1))):
         if num_bars <= max_bars:
             return sizes

@@ -72,8 +72,8 @@ class PlanTable(RowList):
 
 
 def _bars_title_width(columns: PlanColumns) -> int:
-    """Return the width available to the title of the bar column, which can extend into the right-aligned
-    column beside it."""
+    """Return the width available to the bar column's title, which can extend into the right-aligned column
+    beside it."""
     return columns.bars_width - INDEX_WIDTH + 26
 
 

@@ -32,7 +32,7 @@ class RaceRow:
     """A table row: one entry. Times are in seconds; `progress` is the fraction of a running entry's steps
     that are complete.
 
-    Eight of ten steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
+    80 % of the steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
     `status` is a text shown in place of the bars if no bars can be drawn.
     """
 

@@ -136,7 +136,7 @@ COLUMN_TITLES = {
     "sent": tr_noop("Sent per step"),
     "losses": tr_noop("Losses"),
 }
-"""Column titles by key; the title "planned" replaces the title "bar" if times were predicted."""
+"""Column titles by key; if times were predicted, the bar column uses "planned" instead of "bar"."""
 
 
 @cache

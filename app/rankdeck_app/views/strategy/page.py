@@ -47,7 +47,7 @@ from rankdeck_app.widgets.step_layout import StepDrawingData
 
 MAX_WIDTH = 1900
 _TWO_COLUMN_WIDTH = 1000
-"""Page width in pixels from which paragraphs are side by side."""
+"""Minimum page width in pixels at which paragraphs are side by side."""
 _HINT_LINES = 4
 
 

@@ -26,15 +26,15 @@ MAX_ERROR_SHARE = 0.01
 """Maximum combined standard error of the two compared mean losses, as a share of the earlier mean; more noise
 could hide a slow decrease."""
 NEAR_ZERO = 0.01
-"""A loss that started below this has no room to fall."""
+"""Initial mean loss below which a loss has no room to fall."""
 WARM_UP_RATIO = 1.5
 """Minimum ratio, during a warm-up, of the newest learning rate to the rate halfway through the attempt's
 steps; the ratio is 2 in a linear warm-up."""
 EXPLODED_RATIO = 3.0
 """Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
-"""Share of its earlier decrease that a loss must have undone to count as exploded; EXPLODED_RATIO alone would
-report even a tiny rise of a loss whose minimum is near zero."""
+"""Share of the earlier decrease that a rise must undo for a loss to count as exploded; EXPLODED_RATIO alone
+would report even a tiny rise in a loss whose minimum is near zero."""
 ZERO_NORMS = 20
 """Minimum number of sampled steps without any gradient for a problem to be reported; a single step has no
 gradient if all its samples are padding."""
@@ -273,7 +273,7 @@ def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, i
 def find_learning_rate_zero(context: RuleContext) -> Problem | None:
     """Find a learning rate of zero in the newest steps, which therefore changed no weights.
 
-    For a script only the first parameter group's rate is known.
+    A script with several parameter groups is skipped, because only the first group's rate is known.
     """
     lead = context.state.script.lead_observation
     if context.attempt is None or (lead is not None and len(lead.parameter_groups) > 1):

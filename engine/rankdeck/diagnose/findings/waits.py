@@ -15,8 +15,8 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 INPUT_SHARE = 0.3
-"""Minimum share of a step that a wait for data must take to be reported; a loader that keeps up costs a few
-percent, and below a third other fixes come first."""
+"""Minimum share of a step that a wait for data must take to be reported. A loader that keeps up costs a few
+percent, and other fixes come first if the wait takes less than a third."""
 MIN_WAIT_S = 0.002
 """Minimum reported wait for data per step; collating a small batch takes this long, even in a worker."""
 SYNC_SHARE = 0.4

@@ -77,7 +77,7 @@ class PowerSgd:
         }
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Load the tensors that `state` returned."""
+        """Load the tensors that the method `state` returned."""
         for name, tensor in state.items():
             what, _, index = name.partition(".")
             # A copy, because `sync` changes errors in place.

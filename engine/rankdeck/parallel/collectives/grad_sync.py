@@ -148,7 +148,7 @@ class GradientSync:
         return {} if self._powersgd is None else self._powersgd.state()
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Load the tensors that `state` returned."""
+        """Load the tensors that the method `state` returned."""
         if self._powersgd is not None:
             self._powersgd.load_state(state, device)
 

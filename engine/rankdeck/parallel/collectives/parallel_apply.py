@@ -143,9 +143,9 @@ class _ParallelPass:
 class _SeedFunction(torch.autograd.Function):
     """Start of a replica's backward: a scalar whose gradient is replaced by the outputs' gradients.
 
-    The function takes the outputs' gradients from `grads`, so that each is freed as soon as it is used. If
-    they were passed to torch.autograd.backward instead, all of them would live until that call ends, which
-    costs memory that no GPU would need.
+    The function takes the outputs' gradients out of the list `grads`, so that each is freed as soon as it is
+    used. If they were passed to torch.autograd.backward instead, all of them would live until the end of that
+    call, and take memory that no GPU would need.
     """
 
     @staticmethod

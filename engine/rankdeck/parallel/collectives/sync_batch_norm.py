@@ -1,7 +1,7 @@
 """Batch norm over the global batch: statistics over all ranks' slices, in forward and in backward.
 
     forward    mean and squared deviations per channel of each rank's slice -> all ranks -> global statistics
-    backward   the mean gradient, and its mean product with the normalized input, over all ranks
+    backward   the means of the gradient and of its product with the normalized input, over all ranks
 
 Slices may differ in size. For C channels, each rank sends (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers per
 layer and step, in the middle of forward and backward, with no computation to overlap with. On GPUs

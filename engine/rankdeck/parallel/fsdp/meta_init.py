@@ -3,13 +3,13 @@ its shapes.
 
     rank 0        model_fn()              real weights, from the seed, in host memory
     other ranks   model_fn() on "meta"    shapes without bytes
-    all ranks     block by block          allocate on the device, get rank 0's values, maybe cut the block
+    all ranks     block by block          allocate on the device, get rank 0's values, shard if configured
 
 Every rank starts from exactly the weights that a single device would have, and only rank 0's host ever holds
 more than one block in addition to its slices: a filled tensor is released as soon as the last module that
 uses it has received it. A user's factory that cannot run on "meta" (because it reads a checkpoint or a
-tensor's value) runs for real on every rank; rank 0's weights still replace those of all other ranks. Read
-blocks.py next.
+tensor's value) builds real tensors on every rank; rank 0's weights still replace those of all other ranks.
+Read blocks.py next.
 """
 
 from __future__ import annotations

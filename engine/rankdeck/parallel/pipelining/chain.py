@@ -36,8 +36,8 @@ class Chain(ABC):
         self.model = model
         self.names = list(names)
         self.owners: dict[int, int] = {}
-        """Index of the first unit, for each buffer's id, whose forward leaves the same value in the buffer as
-        the model's forward."""
+        """Map from each buffer's id to the index of the first unit whose forward leaves the same value in the
+        buffer as the model's forward."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
         """Callback that gets each placeholder of a stage, and the name of the tensor that it replaces."""
 

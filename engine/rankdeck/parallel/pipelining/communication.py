@@ -179,7 +179,7 @@ class StageCommunication:
     def receive(
         self, boundary: Boundary, samples: int, rank: int, group: dist.ProcessGroup | None = None
     ) -> tuple[Tensor, ...]:
-        """Receive a boundary's tensors for a batch of `samples` samples from `rank`."""
+        """Receive from `rank` a boundary's tensors for a batch of `samples` samples."""
         received = []
         for shape in boundary:
             tensor = shape.empty(self.device, samples)

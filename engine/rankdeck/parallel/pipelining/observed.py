@@ -106,8 +106,8 @@ def _holds_list(module: nn.Module) -> bool:
 def _is_plain_torch_module(module: nn.Module) -> bool:
     """Check whether a module is one of torch's own.
 
-    Such a module without weights (pooling, dropout, activations) only passes a tensor on. Any other module
-    without weights may serve several units (rotary positions), so every stage keeps it.
+    Such a module without weights (pooling, dropout, activations) only transforms the tensor that it receives.
+    Any other module without weights may serve several units (rotary positions), so every stage keeps it.
     """
     return type(module).__module__.startswith("torch.nn.")
 
@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make the modules `idle`, which did not run in the observed forward, raise an error when called,
-        unless the stage has all their weights (those in `used`)."""
+        """Make each module named in `idle` raise an error when called, unless the stage has all of the
+        module's weights (those in `used`); these modules did not run in the observed forward."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -268,7 +268,8 @@ class _ObservedStage(nn.Module):
     def _substitute_arguments(
         self, unit: ObservedUnit, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], Kwargs]:
-        """Replace a unit's arguments by received tensors, and store the arguments that later stages need."""
+        """Replace a unit's arguments with received tensors, and store the arguments that later stages
+        need."""
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for argument in [argument for argument in unit.arguments if argument.key is not None]:
             if argument.value_id in self._received:

@@ -97,12 +97,12 @@ class Neighbour:
         return self._exchange_with((), self._boundary)
 
     def exchange(self, tensors: Tensors) -> Tensors:
-        """Send and receive at once, so that neither rank waits for the other to start."""
+        """Send and receive concurrently, so that neither rank waits for the other to start."""
         return self._exchange_with(tensors, self._boundary)
 
 
 class HandWrittenSchedule:
-    """Schedule that runs `one_forward_one_backward` on a rank's only stage, and records its spans and
+    """Schedule that runs `one_forward_one_backward` on a rank's only stage, and records the stage's spans and
     microbatches in flight."""
 
     def __init__(

@@ -33,8 +33,8 @@ _V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
-    """Return the rank of each stage: round-robin, or in a V, which passes all ranks forward and then in
-    reverse."""
+    """Return the rank of each stage: round-robin, or in a V, through all ranks in ascending and then in
+    descending order."""
     num_stages = num_ranks * STAGES_PER_DEVICE[schedule]
     if schedule in _V_SCHEDULES:
         return [stage if stage < num_ranks else num_stages - 1 - stage for stage in range(num_stages)]

@@ -164,8 +164,8 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors from which a backward starts. A user's own loss is not called, because it may count
-    its calls: it is assumed to read all outputs."""
+    """Return the tensors from which a backward starts. A user's own loss is assumed to read all outputs: it
+    is not called, because it may count its calls."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (

@@ -1,9 +1,9 @@
 """Cut any model that torch.export can trace, by cutting its graph: the last resort, for connections that skip
 modules.
 
-A graph is cut before modules that run once. A tensor of an earlier stage that a later stage needs is sent
-from stage to stage, also through the stages between them. Tracing freezes train mode (dropout would stay on
-in evaluation), so there are two graphs, one per mode, with the same weights. It also freezes the sizes of
+A graph is cut before modules that run once. A tensor that a later stage needs from an earlier stage is sent
+from stage to stage, through all stages between them. Tracing freezes train mode (dropout would stay on in
+evaluation), so there are two graphs, one per mode, with the same weights. It also freezes the sizes of
 batches, and copies each weight that several pieces use; the copies are replaced by the model's own weight.
 Read observed.py first.
 

@@ -85,7 +85,7 @@ class _Call:
 
 
 class UnitRecorder:
-    """Hooks of one forward; they keep all tensors alive so that no two share an id."""
+    """Hooks that record one forward; they keep all its tensors alive so that no two tensors share an id."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []

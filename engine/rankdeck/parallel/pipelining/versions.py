@@ -3,8 +3,8 @@ in flight started.
 
 A version is a set of Parameters with its own storages. The newest version shares the storages of the module's
 own weights. If the newest version is still needed at an update, the module gets copies to update, and the old
-storages stay unchanged. So p versions cost p times the weights, and an update copies only what it must. Read
-strategies/pipeline_async.py next.
+storages stay unchanged. So p versions take p times the memory of the weights, and an update copies only what
+it must. Read strategies/pipeline_async.py next.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class WeightVersions:
 
     @contextmanager
     def use_version(self, version: int) -> Iterator[None]:
-        """Run the module with the weights of a version, in forwards and in backwards that recompute
-        forwards."""
+        """Make the module use the weights of a version inside the context, in forwards and in backwards that
+        recompute forwards."""
         weights = self._live_versions[version]
         for module, name, index in self._weight_locations:
             own_parameters(module)[name] = weights[index]

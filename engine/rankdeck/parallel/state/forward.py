@@ -1,4 +1,4 @@
-"""State that is changed by forward passes, if a batch is split into microbatches or across replicas or ranks.
+"""Handling of state that forwards change, for batches split into microbatches or across replicas or ranks.
 
     before a batch    every chunk starts from the same state
     after a batch     values that are equal in all chunks count once; floating-point values are averaged,
@@ -57,7 +57,7 @@ class _StateTracker:
         self._batch_number = 0
         self._slots: dict[str, Slot] = {}
         self._changing_names: list[str] = []
-        """Names of slots that have changed in a batch so far."""
+        """Names of slots that have changed in any batch so far."""
         self._sequential_names: set[str] = set()
         """Names of slots that chunks change one after another."""
         self._tracked_names: list[str] = []
@@ -177,12 +177,12 @@ def _version(value: Any) -> int:
 
 
 class ForwardState(_StateTracker):
-    """State of a module that processes a batch's chunks one after another, each forward and backward inside
-    `chunk`.
+    """State of a module that processes a batch's chunks one after another; each forward and backward runs
+    inside `chunk`.
 
     The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward gets
-    the same copies again, because activation checkpointing changes state once more in the backward, as on one
-    device.
+    the same copies again, because activation checkpointing changes state once more in the backward, as it
+    does on one device.
     """
 
     def start(self, samples: Sequence[int]) -> None:
@@ -314,8 +314,8 @@ class ReplicaState(_StateTracker):
 
 
 def module_copies(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
-    """Map each module to all its copies, the model's own first, for stages that run copies of the model's
-    code."""
+    """Map each module of the model, and each stage's copy of it, to the module and all its copies, in this
+    order; return an empty dict if no stage runs a copy of the model's code."""
     structures = [getattr(stage, "model", None) for stage in stages]
     trees = [list(structure.modules()) for structure in structures if isinstance(structure, nn.Module)]
     rows = zip(model.modules(), *trees, strict=True) if trees else ()
@@ -327,7 +327,7 @@ def merge_attributes(
     copies: Mapping[nn.Module, Sequence[nn.Module]],
     move: Callable[[Tensor, int], Tensor] = lambda tensor, _stage: tensor,
 ) -> None:
-    """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
+    """Copy attributes changed by stages into the model and into the other stages' `copies` of its modules.
 
     `move(tensor, stage)` copies a tensor to the device of a stage. If several stages have changed an
     attribute, the earliest stage's value is used, because later stages run all earlier layers on zeros.

@@ -77,9 +77,9 @@ class LayerSplit:
         self._partial_names: list[str] = []
 
     def split(self, submodule: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
-        """Cut the weights of the planned layers inside a part of the model.
+        """Split the layers of the plan that are inside `submodule`, a part of the model.
 
-        `fill(layer)` is called before a layer is cut; when it returns, the layer's weights must be on the
+        `fill(layer)` is called before a layer is split; when it returns, the layer's weights must be on the
         device, with equal values on all ranks.
         """
         inside = set(submodule.modules())
@@ -114,7 +114,7 @@ class LayerSplit:
                 self._partial_names += [name for block in row for name in self._replicated_weights(block)]
 
     def partial_gradients(self) -> list[Tensor]:
-        """Return the gradients of replicated weights that cover only this rank's slice of the sequence."""
+        """Return those gradients of replicated weights that cover only this rank's slice of the sequence."""
         gradients = [self._model.get_parameter(name).grad for name in self._partial_names]
         return [gradient for gradient in gradients if gradient is not None]
 
@@ -124,7 +124,7 @@ class LayerSplit:
         )
 
     def _parallel_style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
-        """Return torch's style that cuts one layer's weights and sets the layouts of its input and output."""
+        """Return the ParallelStyle that cuts one layer's weights and sets its input and output layouts."""
         stream = Shard(SEQUENCE_DIM) if self._is_sequence_parallel(layer.name) else Replicate()
         if isinstance(module, nn.Embedding):
             if layer.kind == "column" and not layer.gathers_output:

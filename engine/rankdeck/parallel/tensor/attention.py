@@ -96,7 +96,7 @@ def enclosing_block(model: nn.Module, name: str) -> str:
 
 
 def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield a block's linear layers with plain weights, under the model's names, in order."""
+    """Yield a block's linear layers that have plain weights, each with its name in the model, in order."""
     for name, module in model.get_submodule(block).named_modules(prefix=block):
         if isinstance(module, nn.Linear) and has_plain_weight(module):
             yield name, module

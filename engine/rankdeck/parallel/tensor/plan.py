@@ -175,7 +175,7 @@ def _head_bias_tables(
     each rank takes the numbers of its heads.
 
     Raises:
-        ModelError: another weight lies between an attention's layers.
+        ModelError: another weight lies between the linear layers of an attention layer.
     """
     tables: dict[str, None] = {}
     for attention in attentions:

@@ -1,4 +1,4 @@
-"""Data that describes which layers are split, and how, before any weight is cut.
+"""Data of a plan, made before any weight is cut: which layers are split, and how.
 
 Read plan.py for how a plan is made, apply.py for how it is applied.
 """
@@ -34,7 +34,7 @@ class SplitLayer:
 class SplitPlan:
     """Plan for splitting a model across `num_ranks` ranks.
 
-    `input_modules` are modules whose input feeds several columns, so that its gradient is summed once.
+    `input_modules` are modules whose input feeds several columns; the gradient of that input is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
     `unsplit_attentions` names the last layer of each attention layer that is not split.
     """
@@ -49,7 +49,7 @@ class SplitPlan:
     unsplit_attentions: tuple[str, ...] = ()
 
     def restrict_to_model(self, model: nn.Module) -> SplitPlan:
-        """Return the part of the plan for a model from which other ranks' weights have been dropped."""
+        """Return the part of the plan that applies to `model`, which lacks the weights of other ranks."""
         owner_names = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
         parents = {
             ".".join(name.split(".")[:end]) for name in owner_names for end in range(1, name.count(".") + 2)

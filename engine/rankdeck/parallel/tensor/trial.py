@@ -170,7 +170,7 @@ class _RecomputeError(Exception):
 
 
 class _ThreadExchange:
-    """Ranks as threads, which wait for each other wherever they exchange a tensor."""
+    """Exchange of tensors between ranks that run as threads and wait for each other at every exchange."""
 
     def __init__(self, num_ranks: int) -> None:
         self._barrier = threading.Barrier(num_ranks, timeout=_EXCHANGE_TIMEOUT_S)
@@ -193,7 +193,7 @@ class _ThreadExchange:
     def run(self, ranks: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
         """Run all ranks and return their results.
 
-        Raises: the exception of the first failing rank.
+        Raises: the exception of the rank that failed first.
         """
         results: list[Any] = [None] * len(ranks)
         errors: list[BaseException] = []
@@ -236,7 +236,7 @@ def exception_text(error: Exception) -> str:
 
 
 def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
-    """Copy the model with values; the copy's weights are new leaf tensors."""
+    """Copy the model and fill the copy, whose weights are new leaf tensors, with the trial's values."""
     copies: dict[int, Any] = {}
     generator = _generator()
     for weight in model.parameters():

@@ -150,7 +150,7 @@ def verified_event(result: CheckResult) -> events.Verified:
 def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
     """Return the error that ends a run whose results would differ from one device's.
 
-    `cut` is (samples of a microstep, how many of them one forward sees).
+    `cut` is (number of samples in a microstep, number of these samples in one forward).
     """
     message = phrase(
         _MESSAGES[finding.cause],

@@ -53,7 +53,7 @@ _MAX_FULL_BATCH_S = 0.3
 _STRATEGY_TIME_FACTOR = 1.5
 """Time of a step under the strategy, relative to one device's step time divided by the number of devices."""
 _SECOND_CHECK_FACTOR = 1.25
-"""Time of a second comparison, relative to the first: one device may have to compute slice by slice."""
+"""Time of a second comparison, relative to the first; in the second, one device may compute in slices."""
 _FIRST_STEP_EXTRA_S = 0.3  # at most, of a process's first step
 _COMPARED_WEIGHTS_PER_S = 5e7
 _MEMORY_SHARE = 0.5
@@ -169,7 +169,7 @@ class EqualityCheck:
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
 
     def _broadcast(self, decide: Callable[[], Any]) -> Any:
-        """Return rank 0's decision on every rank. Raises: UnrepeatableDataError, on every rank."""
+        """Return rank 0's result of `decide` to all ranks. Raises: UnrepeatableDataError, on every rank."""
         try:
             decided = [decide() if self._rank == 0 else None]
         except UnrepeatableDataError as error:
@@ -287,7 +287,7 @@ class EqualityCheck:
         return self._num_devices
 
     def _extend_budget(self, chosen: _ScopeChoice, step_s: float) -> None:
-        """Extend the budget for the run's minimum time; `step_s` is one device's time for a whole batch."""
+        """Extend the budget to suit the run's minimum time; `step_s`: one device's time for a whole batch."""
         # A wider precision may take twice as long as the run's own.
         is_doubled = chosen.precision != self._workload.config.train.precision
         run_s = self._workload.steps * step_s / self._num_concurrent / (2 if is_doubled else 1)
@@ -343,7 +343,7 @@ class EqualityCheck:
         )
 
     def _time_limit_text(self, chosen: _ScopeChoice) -> Phrase | None:
-        """Return why there is no time left for a step after the strategy is built; None if there is time."""
+        """Return why building the strategy left no time for a step; None if there is time."""
         self._built_s = self._budget.spent_s
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
@@ -356,7 +356,7 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """Return the results of one device's steps, with batch norms frozen if they would see slices."""
+        """Return one device's results; batch norms are frozen if the strategy's normalize over slices."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:

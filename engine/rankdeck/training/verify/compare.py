@@ -267,8 +267,8 @@ class _Comparer:
             self._add(kind, index, name, difference, change)
 
     def _rounding_mask(self, index: int, name: str) -> Tensor | None:
-        """Return a mask of the elements of a weight whose gradient was zero except for rounding: the
-        optimizer's result for these elements is random."""
+        """Return a mask, True where the weight's gradient was zero except for rounding: the optimizer's
+        result there is random."""
         mask: Tensor | None = None
         for step in range(index + 1):
             gradients = [
@@ -372,10 +372,10 @@ Tensors = Mapping[str, Tensor]
 class StepResults:
     """Results of some steps, on the CPU.
 
-    For each step (from 0): the loss, the gradients by parameter as passed to the optimizer (None: no
-    gradient), and the weights and persistent buffers after the step. `before` holds the tensors before the
-    first step, `seconds` one device's time for each step. `rank_distances` holds, by kind and name, how far a
-    gradient or weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
+    For each step (from 0): the loss, the gradients passed to the optimizer, by parameter (None: no gradient),
+    and the weights and persistent buffers after the step. `before` holds the tensors before the first step,
+    `seconds` one device's time for each step. `rank_distances` holds, by kind and name, how far a gradient or
+    weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
     """
 
     before: Tensors = field(default_factory=dict)

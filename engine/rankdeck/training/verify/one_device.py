@@ -185,7 +185,7 @@ class OneDevice:
         ]
 
     def _shards_cover_batch(self) -> bool:
-        """Check whether the shards together hold the full batch's samples, each once, in the same order."""
+        """Check whether each full batch equals the shards' batches, concatenated, sample for sample."""
         workload, shards = self.scope.workload, self.scope.num_shards
         full_batches = training_sampler(workload, (0, 1)).index_tensors()
         batches = zip(

@@ -48,8 +48,7 @@ def run_reference_steps(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> StepResults:
-    """Take one optimizer step for each item of `steps` (a sequence of microsteps) while `should_continue`
-    allows it.
+    """Take one optimizer step over the microsteps in each item of `steps`, while `should_continue` allows it.
 
     For a sliced microstep, the loss is computed for each slice, or once for the concatenated outputs of all
     slices. `prepare(model)` can change the model first.

@@ -34,7 +34,7 @@ from rankdeck.training.workload import Workload
 
 
 class StrategyTrial:
-    """A separate strategy for a workload. Every rank creates a trial, and all ranks call its methods
+    """The check's own strategy for a workload. Every rank creates a trial, and all ranks call its methods
     together; call `close` at the end.
 
     `analysis` holds findings about the model, as in assembly.py.
@@ -203,7 +203,7 @@ def _is_missing(gradient: Tensor) -> bool:
 # Rank 0's weights would not show a step in which other ranks diverge. Only a few numbers per tensor are sent.
 
 _Fingerprint = tuple[float, float]
-"""A tensor's norm, and the sum of its numbers, weighted by -1, 0 and 1 in turn."""
+"""A tensor's norm, and the sum of its elements weighted by -1, 0 and 1 in turn."""
 
 
 @torch.no_grad()
