@@ -1,4 +1,4 @@
-"""Short texts for times in a run: the time since its start, the time before now, and the age of readings."""
+"""Format times in a run as short texts: time since the start, time relative to now, age of readings."""
 
 from __future__ import annotations
 

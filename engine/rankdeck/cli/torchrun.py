@@ -16,7 +16,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
 from rankdeck.base.phrases import phrase, tr_noop
 
 _MULTI_HOST_ADVICE = tr_noop(
-    "rankdeck run does not support several hosts yet: omit the option to use this machine, or use torchrun."
+    "rankdeck run starts ranks on this machine only. Omit the option, or use torchrun for several hosts."
 )
 _LOGS_ADVICE = tr_noop("Leave it out: every rank's output is shown, and saved in the run's logs.")
 _OTHER_ADVICE = tr_noop("Leave it out, or use torchrun for this run.")

@@ -298,7 +298,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"no kernel image is available for execution on the device",
         meaning=tr_noop("The installed torch was not built for this GPU."),
         advice=tr_noop(
-            "Install a torch whose CUDA version supports this GPU. Check the machine with: rankdeck doctor"
+            "Install a build of torch whose CUDA version supports this GPU. Check it with: rankdeck doctor"
         ),
     ),
     FailureRule(

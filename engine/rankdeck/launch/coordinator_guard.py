@@ -223,8 +223,8 @@ class CoordinatorGuard(HostGuard):
         return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Return the message of the first failed part that is not a victim of another part; a part whose
-        directory was removed has priority."""
+        """Return the message of the first part that failed on its own and not because another part failed; a
+        part whose directory was removed has priority."""
         removed = (message for message in failed if message.get("code"))
         return next(removed, None) or next(
             (message for message in failed if "victim" not in message), failed[0]

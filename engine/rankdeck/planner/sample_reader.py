@@ -217,7 +217,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to read a batch that no run would read; ignore errors that the data set raises."""
+        """Try to read a batch made up to measure its size; ignore errors that the data set raises."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])

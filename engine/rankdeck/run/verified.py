@@ -77,7 +77,7 @@ def verified_cell(verified: events.Verified) -> Phrase:
 
 
 def verified_detail(verified: events.Verified) -> str:
-    """Format 'largest difference 6e-16', the tensors that differ most, or why nothing was compared."""
+    """Return the outcome's detail: the largest difference, the tensors that differ most, or the reason."""
     if verified.outcome == UNCHECKED:
         return _reason(verified)
     if verified.outcome == DIFFERS:

@@ -239,7 +239,7 @@ def resolve_cuts(
         if not any(holds_weights[start:end]):
             raise ConfigError(
                 phrase(
-                    "strategy.cuts = {wanted} leaves a stage without weights: {names}.",
+                    "strategy.cuts = {wanted} leaves a stage without weights: it has only {names}.",
                     wanted=list(user_cuts),
                     names=", ".join(names[start:end]),
                 ),

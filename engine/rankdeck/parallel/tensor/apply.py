@@ -203,7 +203,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
         )
     if options.loss_parallel and plan.output is None:
         raise ModelError(
-            phrase("strategy.loss_parallel needs an output layer with split classes, but the plan has none."),
+            phrase("strategy.loss_parallel needs an output layer split by class, but the plan has none."),
             path="strategy.loss_parallel",
             advice=phrase(
                 "Leave strategy.loss_parallel out, or use a vocabulary size divisible by the number of ranks."

@@ -65,11 +65,11 @@ class _ModuleNodes:
 def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
-    """Find which weights lie between the layers of each group, and which modules have a bypass around their
-    rows. All ranks of a run call this together.
+    """Find which weights lie between the layers of each group, and which modules have a residual path around
+    their row-split layers. All ranks of a run call this together.
 
-    `blocks` maps module names to None; if a forward is observed on this rank, these modules' arguments
-    replace None.
+    `blocks` maps module names to None; if a forward is observed on this rank, each None is replaced with the
+    arguments of the module.
     """
     between = run_on_rank_0(
         lambda: None if inputs is None else _find_from_forward(model, groups, inputs, blocks)
