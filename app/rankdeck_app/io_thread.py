@@ -124,8 +124,7 @@ class IoThread(QObject):
         self._is_started = False
 
     def abandon(self) -> None:
-        """Drop all jobs and wait briefly for the thread to end, but do not wait for a slow disk that blocks
-        it."""
+        """Drop all jobs and wait briefly for the thread to end; give up if a slow disk blocks it."""
         self.discard()
         if (thread := self._thread) is not None:
             thread.join(timeout=_ABANDON_TIMEOUT_S)

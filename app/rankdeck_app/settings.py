@@ -1,8 +1,8 @@
 """Declares every setting of the app once, as data, and stores the values that the user changed.
 
-A `Setting` is a row: key, default, text, and allowed values. The settings page, the checks and settings.toml
-all use these rows. The file contains only values that differ from the default; its comments and unknown keys
-are kept.
+A `Setting` is a row: key, default, text, and allowed values. The settings page uses these rows, and so does
+the code that validates values and reads and writes settings.toml. The file contains only values that differ
+from the default; its comments and unknown keys are kept.
 """
 
 from __future__ import annotations

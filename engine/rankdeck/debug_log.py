@@ -29,7 +29,7 @@ class LogLevel(enum.StrEnum):
 
 def enable(logs_folder: Path | None = None) -> None:
     """Write log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, or to stderr if
-    there is no folder.
+    `logs_folder` is None.
 
     The processes of a run append to one file. Logging stays off if the variable does not name a level or the
     file cannot be opened: a run must not fail because of its log.

@@ -2,8 +2,8 @@
 
 An event is one appended record. Each writer (a rank, the supervisor, the sampler) has its own file and
 numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. One
-line stores several steps, as columns: 12 bytes per step instead of 104. Readers skip, count and report events
-of unknown kinds and of newer versions. run_dir/ appends the lines and reads them.
+line stores several steps, as columns: 12 bytes per step; a line per step would take 104. Readers skip, count
+and report events of unknown kinds and of newer versions. run_dir/ appends the lines and reads them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def to_text(keys: str) -> str:
 
 
 def is_valid_keys(text: object) -> bool:
-    """Check whether the text consists of one or two valid key strokes."""
+    """Check whether the text consists of one or two valid keystrokes."""
     if not isinstance(text, str):
         return False
     strokes = text.split()

@@ -38,7 +38,7 @@ class Command:
     arguments. `keys` are the default shortcuts, with chords written as "Ctrl+K Ctrl+S". `when` joins context
     facts with &&, with "!" before a fact that must not hold; an empty `when` always holds. `menu` consists of
     a menu's id and a group's id, as in "View/2_layout"; groups are sorted by id and divided by separators. If
-    `menu` is empty, the command is in no menu. `checked` is the fact that the command toggles; menus show it
+    `menu` is empty, the command is in no menu. `checked` names the fact toggled by the command; menus show it
     as a check mark. If `palette` is False, the palette hides the command (for commands that are useful only
     as shortcuts).
     """

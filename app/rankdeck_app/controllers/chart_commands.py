@@ -178,7 +178,7 @@ class Exports:
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def write(self, file: Path, fill: Callable[[Path], object], text: str) -> None:
-        """Write the file on the io thread with `fill`, then show `text` in a toast."""
+        """Call `fill` on the io thread to write the file, then show `text` in a toast."""
 
         def write() -> None:
             from rankdeck.run.export import write_export  # up to a third of a second

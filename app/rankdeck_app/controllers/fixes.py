@@ -289,7 +289,7 @@ class Fixes(QObject):
         call.finished.connect(saved)
 
     def _check_stopped(self, path: Path, changes: Changes) -> None:
-        """Check whether the run has stopped; if so, resume it with the changes."""
+        """Resume the run with the changes if it has stopped; cancel the fix if the run has completed."""
         run = self._tabs.open_runs.get(path)
         assert run is not None
         # The run may have no tab whose frames drain it.

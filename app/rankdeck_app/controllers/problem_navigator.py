@@ -1,5 +1,4 @@
-"""Opens files at the line of a problem, steps through problems with F8, and shows the stacks of hanging
-ranks.
+"""Opens files at the line of a problem, steps through problems with F8, and shows the stacks of hung ranks.
 
 A file opens in the editor named by the setting editor.command, or else in the app's own page (code_page.py).
 """

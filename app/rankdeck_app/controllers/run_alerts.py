@@ -1,4 +1,4 @@
-"""Lists alerts about the open runs in the Problems panel: memory imbalance, and findings of the engine's
+"""Adds alerts about the open runs to the Problems panel: memory imbalance, and findings of the engine's
 rules.
 
 An alert about imbalance has a button that changes the strategy.
@@ -37,7 +37,7 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class _AlertState:
-    """State of an open run's alerts between two checks."""
+    """State of an open run's alerts, kept from one check to the next."""
 
     def __init__(self) -> None:
         self.imbalance = ImbalanceAlert()

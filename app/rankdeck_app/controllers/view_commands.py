@@ -32,7 +32,7 @@ _TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
-    """Implementations of the commands that need more than one call; views trigger them with signals."""
+    """The app's commands and the methods that implement them; the views' signals call the methods too."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AppCommands:
         ]
 
     def _control_commands(self) -> list[Command]:
-        """Return the commands that start or stop a run, or save its checkpoint."""
+        """Return the commands that start, resume or stop a run, or save a checkpoint of it."""
         row, tabs, of = partial(Command, menu="Run/1_control"), self.tabs, self.tabs.on_active
         alive, stop_now = partial(row, when="activeRunAlive"), of(partial(tabs.stop, now=True))
         return [

@@ -57,7 +57,7 @@ class EditorArea(QWidget):
         """Register `factory(page_id)`, which rebuilds a page with an id "<prefix>:..." when the page is
         restored at start, reopened or split.
 
-        The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
+        The factory can raise PageUnavailableError. `title`, if given, replaces the saved title on restore.
         """
         self._page_kinds.register(prefix, factory, title)
 
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the other groups, starting after the group of `page`; if there are none, create one."""
+        """Return all groups but that of `page`, starting with the next one; create one if there are none."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close tabs of the group: unpinned tabs "right" of the current one, unpinned "others", or "all"."""
+        """Close the active group's tabs: unpinned ones "right" of the current, unpinned "others" or "all"."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)

@@ -1,4 +1,4 @@
-"""Floating list over the window, the common part of the command palette and the tab switcher."""
+"""List that floats over the window: the common base of the command palette and the tab switcher."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class PaletteRowDelegate(QStyledItemDelegate):
 
 
 class FloatingList(QFrame):
-    """Floating list, hidden when not in use. Subclasses arrange and open it."""
+    """Floating list, hidden when not in use. Subclasses lay out its widgets and open it."""
 
     max_width = 600
 

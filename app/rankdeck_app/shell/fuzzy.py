@@ -32,7 +32,7 @@ def fuzzy_match(query: str, text: str) -> FuzzyMatch | None:
 
 def _match_word(word: str, text: str) -> FuzzyMatch | None:
     """Match the word as a whole, preferably at the start of a word in the text; failing that, match its
-    letters as a chain."""
+    letters one by one."""
     low = text.lower()
     occurrences = [at for at in range(len(low)) if low.startswith(word, at)]
     if occurrences:

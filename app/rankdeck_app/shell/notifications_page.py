@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LEFT_MARGIN, _RIGHT_MARGIN = 25, 4
 """Margins of a row of buttons, which align the buttons with the text."""
 _PADDING = 8
-"""Padding above and below the content of a row in a roomy list (theme/qss.py)."""
+"""Total padding above and below a row's content in a list whose property "roomy" is set (theme/qss.py)."""
 
 
 class NotificationsPage(Page):

@@ -1,4 +1,4 @@
-"""Base class of editor pages. A view subclasses `Page`; the frame reads its title, path, actions and state.
+"""Base class of editor pages. Views subclass `Page`; the window reads their title, path, actions and state.
 
     class RunPage(Page):
         def __init__(self, page_id, ...):

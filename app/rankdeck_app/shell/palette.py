@@ -84,8 +84,8 @@ class CommandPalette(FloatingList):
         """Ask the user to pick one of `items`; the item at `current_index` is selected initially. Call the
         chosen item's callback, or `on_cancel` if no item is chosen.
 
-        With `keep_input`, a question that is asked again after a choice keeps the typed text and the scroll
-        position.
+        `keep_input` keeps the typed text and the scroll position of the previous question, for a question
+        that is asked again after every choice.
         """
         bar = self.list.verticalScrollBar()
         text, scrolled = (self.input.text(), bar.value()) if keep_input else ("", 0)
@@ -118,7 +118,7 @@ class CommandPalette(FloatingList):
         self._services.context.set("paletteOpen", True)
 
     def dismiss(self) -> None:
-        """Close without a choice and undo the preview."""
+        """Close the palette without a choice and undo the preview."""
         if self.isVisible():
             self._cancel_preview()
             self._services.context.set("paletteOpen", False)

@@ -1,4 +1,4 @@
-"""Commands of the frame, as entries of the command table."""
+"""Commands of the window's frame, as entries of the command table."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ ACTIVITY_BAR_WIDTH = 48
 
 
 class ActivityButton(QAbstractButton):
-    """A 24 px icon, with a 2 px line at its left while its view is shown."""
+    """Button with a 24 px icon, and a 2 px line at the left edge while the activity's view is shown."""
 
     def __init__(self, icon: str, name: str, theme: Theme) -> None:
         super().__init__()

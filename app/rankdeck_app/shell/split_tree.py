@@ -63,7 +63,7 @@ class SplitTree:
             nested.setSizes([500, 500])
 
     def remove(self, group: TabGroup) -> None:
-        """Remove a group, and replace splitters that are left with a single child."""
+        """Remove a group, and replace each splitter left with a single child by that child."""
         parent = group.parentWidget()
         group.hide()
         # It leaves the splitter now, so that count() below is right.

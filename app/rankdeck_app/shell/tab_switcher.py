@@ -1,8 +1,8 @@
-"""Tab switcher (Ctrl+Tab): the group's tabs, the most recently shown first; releasing Ctrl chooses the
+"""Tab switcher (Ctrl+Tab): the active group's tabs, the most recently shown first; releasing Ctrl chooses the
 current row.
 
 Tab, Shift+Tab, the arrow keys and the mouse move through the list. Enter or a click chooses a row; Escape
-cancels. If the switcher is opened without holding Ctrl (from a menu or the palette), it waits for Enter.
+cancels. If Ctrl is not held when the switcher is opened (from a menu or the palette), it waits for Enter.
 """
 
 from __future__ import annotations

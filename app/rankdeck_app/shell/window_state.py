@@ -1,4 +1,4 @@
-"""Open the main window, register the frame's commands, and restore the layout after a restart."""
+"""Open the main window, register the commands of its frame, and restore the layout after a restart."""
 
 from __future__ import annotations
 

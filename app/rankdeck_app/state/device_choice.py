@@ -1,5 +1,5 @@
-"""Devices chosen for the next run: those of the configuration or those of the script, whichever Launch would
-start.
+"""Devices chosen for the next run: the devices of the configuration or of the script, depending on which of
+the two Launch would start.
 
 One set of device cards serves both: the cards read and write this model, whichever of the two is chosen. In a
 run of several hosts, each host has its own choice.
@@ -80,7 +80,7 @@ class DeviceChoice(QObject):
 
 
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
-    """Return the devices for a configuration that names none, when it is opened in the app.
+    """Return the default devices for a configuration that is opened in the app and names no devices.
 
     GPUs are preferred. If there are GPUs but `auto` would use none of them, the free GPUs are chosen, and the
     form says why a run cannot use them.

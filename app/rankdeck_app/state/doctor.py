@@ -162,7 +162,7 @@ class Doctor(QObject):
         self._finish("" if self.done is not None else self._failure_text(exit_code, err))
 
     def _failure_text(self, exit_code: int, err: str) -> str:
-        """Return why the process failed, with the engine's own problem if it printed one."""
+        """Return why the process failed; if the engine printed a problem, return that problem's text."""
         assert self._process is not None
         if self._process.refusal or self._process.process.error() == QProcess.ProcessError.FailedToStart:
             return tr("The doctor could not be started: {error}.", error=err)

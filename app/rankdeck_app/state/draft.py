@@ -88,8 +88,7 @@ class Draft(QObject):
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
         self.plan_config: RunConfig | None = None
-        """The configuration to plan, which may exist even if the chosen strategy conflicts with other
-        options."""
+        """The configuration to plan; available even if the chosen strategy conflicts with other options."""
         self._last_config: RunConfig | None = None
         """The most recent valid configuration since the draft was replaced."""
         self.problems: list[Problem] = []
@@ -192,7 +191,7 @@ class Draft(QObject):
             self.text_discarded.emit(before)
 
     def choose(self, key_path: KeyPath, use: str) -> None:
-        """Choose an entry of a catalogue, such as (("strategy",), "ddp").
+        """Choose the entry `use` of the catalogue at a key path, such as "ddp" at ("strategy",).
 
         Options that the new entry supports keep their values, and all others are removed. If `use` is the
         user's own "module:factory", all options are kept. A mesh gets default sizes for the chosen devices.
@@ -325,7 +324,7 @@ class Draft(QObject):
 
     def _validate_new_text(self, readable: str = "") -> None:
         """Validate the draft's text after it was replaced; if the new text is not valid TOML, show the values
-        of the text `readable`."""
+        in `readable`, an earlier text."""
         # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
         # stays shown.
         for text in ("", readable, self.text):

@@ -367,7 +367,7 @@ class Engine(QObject):
         return self.call(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:
-        """Ask a run to stop: in an orderly way, or at once with `now`."""
+        """Ask a run to stop: at once if `now` is True, otherwise in an orderly way."""
         return self.call(["stop", str(run), "--json", *(["--now"] if now else [])])
 
     def call(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:

@@ -32,7 +32,7 @@ HOVER_DELAY_MS = 250
 
 
 class FixPlans(PlannerClient):
-    """Plans of the fix under the pointer; `show` and `hide` set the fix plan of one LiveRun."""
+    """Plans for the fix under the pointer; `show` sets the fix plan of a LiveRun, and `hide` removes it."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -45,8 +45,8 @@ def other_processes(gpu: GpuStatus) -> list[ProcessUse]:
 
 
 def busy_text(gpu: GpuStatus) -> str:
-    """Return which processes use a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if the
-    GPU is unused."""
+    """Return text that names the processes on a GPU, such as 'python 12 GiB, outside this namespace 3 GiB';
+    empty if the GPU is unused."""
     used_by, hidden_bytes = other_processes(gpu), gpu.unaccounted_bytes
     if gpu.run is None and not used_by and hidden_bytes is not None:
         return tr("unattributed {size}", size=format_bytes(hidden_bytes, 0))
@@ -206,7 +206,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Set the reason why there is nothing to show, temporarily or permanently."""
+        """Set the reason why there is nothing to show, whether this is temporary or permanent."""
         # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()

@@ -169,7 +169,7 @@ class DraftPlan(PlannerClient):
     # Requests
 
     def start(self) -> None:
-        """Start planning the chosen strategy whenever the draft changes."""
+        """Plan the chosen strategy soon, and again whenever the draft changes."""
         self._wants_chosen = True
         self._request_soon()
 
@@ -332,7 +332,7 @@ class DraftPlan(PlannerClient):
 
 
 def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tables without keys that no answer depends on."""
+    """Return a configuration's tables with only the keys that answers can depend on."""
     relevant = {key: value for key, value in tables.items() if key not in _IRRELEVANT_KEYS[""]}
     train = relevant.get("train")
     if isinstance(train, dict):
@@ -376,7 +376,7 @@ def is_same_strategy(line: PlanLine, config: RunConfig) -> bool:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a value as JSON would return it after a round trip: tuples become lists."""
+    """Return a value as it would be after a round trip through JSON: tuples become lists."""
     return list(value) if isinstance(value, tuple) else value
 
 

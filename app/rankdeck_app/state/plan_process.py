@@ -88,8 +88,8 @@ class PlanProcess(EngineStream):
         super().start()
 
     def abort(self, *, now: bool = False) -> None:
-        """Stop the process and its children; no more lines follow. With `now`, the process gets no time to
-        clean up."""
+        """Stop the process and its children; no more lines follow. If `now` is True, the process gets no time
+        to clean up."""
         self._is_over = True
         self._silence_timer.stop()
         # SIGTERM lets the command end its ranks; if it does not, the timer kills the session.
@@ -127,7 +127,7 @@ class PlanProcess(EngineStream):
             self._finish("" if exit_code == 0 else self._failure_text(exit_code, err))
 
     def _failure_text(self, exit_code: int, err: str) -> str:
-        """Return why the process failed, with the engine's own problem if it printed one."""
+        """Return why the process failed; if the engine printed a problem, return that problem's text."""
         problems = parse_problems(self._unparsed) or parse_problems(err)
         if problems:
             return problems[0].sentence
@@ -192,7 +192,7 @@ class PlannerClient(QObject):
 
 @dataclass(frozen=True)
 class Planner:
-    """Settings of planner requests: engine, trust, folder, automatic planning, time limit per strategy."""
+    """Planner requests and their settings: engine, trust, folder, automatic planning, strategy timeout."""
 
     engine: Engine
     trust: Trust
@@ -232,8 +232,8 @@ class Planner:
     ) -> PlanProcess:
         """Return a planning process that has not been started yet.
 
-        If `devices` is None, the configuration's own devices are used. With `movement`, the answer includes
-        the data moved in a step.
+        If `devices` is None, the configuration's own devices are used. If `movement` is True, the answer
+        includes the data moved in a step.
         """
         more = ["--movement"] if movement else []
         return self._config_process(config, strategy, devices, parent, more)

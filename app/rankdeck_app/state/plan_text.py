@@ -64,8 +64,8 @@ def target_text(line: PlanLine) -> str:
 
 
 def requested_target_text(use: str) -> str:
-    """Return the draft's devices in the planner's terms, or as they are written if they depend on the
-    machine."""
+    """Return a text such as '4 virtual devices' for the draft's devices, or `use` itself if they depend on
+    the machine."""
     try:
         selection = parse_devices(use)
     except DeviceError:
@@ -121,8 +121,8 @@ def has_fit_problem(line: PlanLine) -> bool:
 def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
     """Return two lines for the footer: the devices' predicted memory, and whether that fits.
 
-    If `recommended` is given, the second line also names the recommended strategy, unless it is the line's
-    own.
+    If `recommended` is given, the second line also names the recommended strategy, unless the plan line
+    `line` is for that strategy and its options.
     """
     fullest = line.fullest_device
     if fullest is None:

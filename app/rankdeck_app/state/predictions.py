@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Predictions(PlannerClient):
-    """Sets the prediction of each added run as soon as it is known."""
+    """Predictions of the added runs; each is set on its LiveRun as soon as it is known."""
 
     def __init__(
         self,

@@ -47,8 +47,7 @@ def problem_text(problem: Problem) -> str:
 class ProblemList(QObject):
     """All problems by owner.
 
-    `entries` are in display order: a run's entries together, errors first; those of runs other than
-    `shown_run` last.
+    `entries` are in display order: those of one run together, errors first; runs other than `shown_run` last.
     """
 
     changed = Signal()

@@ -1,5 +1,5 @@
-"""Copy another host's run while the run is shown, with `rankdeck copy --follow`, which is restarted if it
-ends early."""
+"""Copy another host's run with `rankdeck copy --follow` for as long as the run is shown; restart the command
+if it ends early."""
 
 from __future__ import annotations
 

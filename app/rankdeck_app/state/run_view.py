@@ -317,8 +317,8 @@ class RunView:
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """Return a device's memory. For a live run, this is the memory in the last sampled step; for an ended
-        run, the memory at its largest peak.
+        """Return a device's memory: for a live run, that in the last sampled step; for an ended run, that in
+        the step with the largest peak.
 
         If only the tensors of modules and optimizers were measured, there is no peak, so the last sampled
         step is used even after the end.
@@ -342,7 +342,7 @@ class RunView:
 
 
 def select_charted_devices(devices: list[DeviceState]) -> list[DeviceState]:
-    """Return all devices, or each host's fullest device if there are many devices across several hosts."""
+    """Return all devices, or each host's device with the largest peak if many devices span several hosts."""
     if len(devices) <= MAX_CHARTED_DEVICES or any(not device.host for device in devices):
         return devices
     fullest: dict[str, tuple[int, DeviceState]] = {}

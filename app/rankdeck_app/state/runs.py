@@ -1,7 +1,7 @@
 """All known runs: a list that a thread refreshes once a second, and the list's Qt model.
 
-The thread reads the runs, so the UI never waits for a disk. It emits the list only when the list has changed;
-while rows are still being read, it does so at most every half second.
+The thread reads the runs, so the UI never waits for a disk. The thread emits the list only when the list has
+changed; while rows are still being read, it does so at most every half second.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
 
 
 class RunsModel(QAbstractListModel):
-    """Qt model of the run list, with each race's entries below the race. `InfoRole` returns the RunInfo."""
+    """Qt model of the run list: each race is followed by its entries. `InfoRole` is the RunInfo's role."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 

@@ -1,4 +1,4 @@
-"""Data that a strategy moves in one step, with the user's own model, batch and devices.
+"""Data that a strategy moves in one step, drawn for the user's own model, batch and devices.
 
     draft changed -> stop the running planner -> wait until typing pauses -> put this strategy into a copy of
     the draft and apply fixes -> start the planner -> read one plan line -> build the timeline
@@ -33,7 +33,7 @@ from rankdeck_app.state.plan_process import Planner, PlannerClient
 from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
-"""Share of the drawn step's time during which the busiest sender is sending."""
+"""Share of the drawn step's time that the device with the most bytes to send spends sending."""
 FALLBACK_DEVICES = ("cpu:4", "cpu:2")
 """Devices to try if no step can be drawn for the draft's devices; the first entry that differs from the
 draft's is used."""

@@ -25,8 +25,8 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Seconds before a read can be cancelled because another time was requested, so that views update even while
-the user is dragging."""
+"""Minimum duration in seconds of a read before a request for another time can cancel it, so that views update
+even while the user is dragging the time slider."""
 
 
 class _PastReader:

@@ -1,8 +1,8 @@
 """The opened folder, and the folder for its runs.
 
-The opened folder is `~/Rankdeck` when the app starts for the first time, and the last opened folder at later
-starts; if it is missing, it is created only when a run is launched. New runs go to the folder set by
-`--runs`, else by RANKDECK_RUNS, else by the setting runs.dir, and otherwise to `runs` in the opened folder.
+When the app starts, it opens the last opened folder if that still exists, else `~/Rankdeck`; a missing folder
+is created only when a run is launched. New runs go to the folder set by `--runs`, else by RANKDECK_RUNS, else
+by the setting runs.dir, and otherwise to `runs` in the opened folder.
 """
 
 from __future__ import annotations

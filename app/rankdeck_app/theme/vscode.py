@@ -180,7 +180,7 @@ class ColorTable:
 
     @property
     def is_high_contrast(self) -> bool:
-        """Whether the theme outlines controls."""
+        """Whether the theme outlines controls, as high-contrast themes do."""
         return channels(self.colors["contrastBorder"])[3] > 0
 
 

@@ -82,7 +82,7 @@ class CodePage(Page):
         self.error_label.hide()
 
     def go_to(self, line: int | None, message: str = "") -> None:
-        """Mark a line and show the problem's `message` above the code."""
+        """Mark a line and show a problem's `message` above the code."""
         self.line, self._message = line, message
         self._read()
 

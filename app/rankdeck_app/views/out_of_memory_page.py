@@ -40,8 +40,8 @@ _CARD_PADDING, _LINE_HEIGHT, _FIX_HEIGHT = 100, 18, 32
 """Heights in pixels: a card without its lines, a line, and a fix's row."""
 
 PageActions = Mapping[str, Callable[..., Any]]
-"""Callbacks: label returns the button label for changes, take applies changes, open_code opens a line of a
-file, save saves the page, and closed is called when the page is destroyed."""
+"""Callbacks: `label` returns the button label for a fix's changes, `take` applies the changes, `open_code`
+opens a line of a file, `save` saves the page, and `closed` is called when the page is destroyed."""
 
 
 class OutOfMemoryPage(Page):

@@ -222,8 +222,8 @@ class ProblemRow(QWidget):
 
 
 def evidence_file(evidence: Evidence, run: Path | None) -> Path | None:
-    """Return the file that shows the evidence; None if there is no such file or the run directory is
-    unknown."""
+    """Return the path of the evidence's file; None if the evidence names no file, or if the path is relative
+    and the run directory is unknown."""
     if evidence.path is None or (run is None and not Path(evidence.path).is_absolute()):
         return None
     return Path(evidence.path) if run is None else run / evidence.path

@@ -31,7 +31,7 @@ SEARCH_HINT = tr_noop("Search: words, {tag}, {state}, {strategy}, {note}, or {wi
 _SEARCH_EXAMPLES = {
     "tag": "tag:x", "state": "state:failed", "strategy": "strategy:ddp", "note": "note:x", "without": "-x",
 }  # fmt: skip
-"""Search syntax, the same in every language."""
+"""Examples of the search syntax, which is the same in every language."""
 _GROUP_LABELS = {
     "name": tr_noop("By name"),
     "state": tr_noop("By state"),

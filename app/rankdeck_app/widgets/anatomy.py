@@ -250,8 +250,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
     # -- tooltips --
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the device, phase, duration and bytes at a point; empty if there is no phase at that
-        point."""
+        """Return the device, phase, duration and bytes at a point; empty if there is no phase or gap
+        there."""
         point = QPointF(x, y)
         layout = self._get_layout()
         # Overlapping strips are painted later, so they are looked up first.

@@ -50,7 +50,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class BandChartData:
-    """Memory histories in bytes over seconds since the start of the run.
+    """Memory histories: bytes as a function of the seconds since the start of the run.
 
     `lead` is the index of the highlighted device; if `lead` is None, the first device is drawn as the line,
     even if another device uses a few bytes more. `x_range` is the visible range. With `is_live`, the last

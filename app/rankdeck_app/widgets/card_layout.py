@@ -92,7 +92,7 @@ class ArrangeableGrid(CardGrid):
         self.layout_changed.emit()
 
     def hide_card(self, name: str = "") -> None:
-        """Hide a card unless it is the last visible one."""
+        """Hide a card unless it is the only visible card."""
         name = name or self.active_name
         if len(self.visible_names) > 1 and name in self.visible_names:
             self.maximise("")

@@ -58,7 +58,7 @@ class Chart(QWidget, Generic[ChartData]):
         return ""
 
     def relayout(self) -> None:
-        """Recompute the layout, or drop the cached layout, because data, size or colours have changed."""
+        """Recompute the layout or discard the cached one; called when data, size or colours have changed."""
 
     def repaint_changes(self, before: ChartData) -> None:
         """Repaint the parts that differ from the previous data, `before`; by default, repaint everything."""

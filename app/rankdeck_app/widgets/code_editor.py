@@ -1,4 +1,4 @@
-"""Text field for code with line numbers and muted syntax colours; the current and faulty lines are marked.
+"""Text field for code: line numbers, muted syntax colours, and marks on the current line and faulty lines.
 
 toml_editor.py extends it for editing; code_page.py uses it to show a file.
 """
@@ -271,8 +271,8 @@ LANGUAGES = {".py": PYTHON, ".pyi": PYTHON, ".toml": TOML}
 
 
 class CodeHighlighter(QSyntaxHighlighter):
-    """Highlighter of the visible lines only, because highlighting all lines of a long file would take
-    seconds."""
+    """Highlighter that processes the visible lines only, because highlighting all lines of a long file would
+    take seconds."""
 
     def __init__(self, document: QTextDocument, theme: Theme, language: CodeLanguage) -> None:
         super().__init__(document)

@@ -29,8 +29,8 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """A value of one run. `detail` is shown smaller below the text; if `tooltip` is empty, the tooltip shows
-    the text."""
+    """A value of one run. `detail` is shown in smaller type below the text; if `tooltip` is empty, the
+    tooltip shows the text."""
 
     text: str
     detail: str = ""

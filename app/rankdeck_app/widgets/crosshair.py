@@ -29,7 +29,7 @@ CurvePoints = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 class Readout(QWidget):
-    """The readout, a child of the window, so that no card clips it. Mouse events pass through the readout."""
+    """Crosshair readout, a child of the window so that no card clips it. Mouse events pass through it."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -38,8 +38,8 @@ class CurveStyle:
         return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + offset))])
 
     def texts(self) -> tuple[str, ...]:
-        """Return a long and a short text for the differences from the default style; empty if there are
-        none."""
+        """Return a long and a short description of how the style differs from the default; an empty tuple if
+        it does not."""
         pairs = [(tr("log"), tr("log"))] if self.is_log else []
         if self.smoothing:
             pairs.append((tr("smoothed {weight:g}", weight=self.smoothing), f"{self.smoothing:g}"))

@@ -59,8 +59,8 @@ class HostLabels:
 
 
 class DeviceRows:
-    """Stacked rows of a chart, in pixels: `plot` is the rectangle of the rows, `width` the width of the
-    chart.
+    """Layout of a chart's stacked rows, in pixels: `plot` is the rectangle of the rows, `width` the width of
+    the chart.
 
     `names` are the row labels; `hosts` has the host of each row in a run on several hosts.
     """

@@ -36,7 +36,7 @@ class Fact:
     """A fact with its icon.
 
     `name` labels the fact for screen readers and in the tooltip; `detail` is shown only in the tooltip.
-    `tone` is a tone of ChartColors.tone_color; "ok" colours only the icon.
+    `tone` is a tone that ChartColors.tone_color accepts; "ok" colours only the icon.
     """
 
     icon: str

@@ -1,7 +1,7 @@
 """Find bar (Ctrl+F) for long text: pattern, number of matches, next, previous, case and regex.
 
 A `TextSearch` does the search: `EditorSearch` in code, `LineSearch` in output lines. Patterns use
-QRegularExpression, which gives up on a pattern that would run forever. F3 and Enter go to the next match, and
+QRegularExpression, which gives up on a match that would take forever. F3 and Enter go to the next match, and
 Escape closes the bar.
 """
 

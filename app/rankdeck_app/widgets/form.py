@@ -1,8 +1,8 @@
 """Form fields built from the catalog's schema: one editor per option, identified by its key path.
 
 A field shows the draft's value and emits the user's input as typed: text that is not a number stays text, so
-that the engine reports the problem with it. An empty field shows its default in a dim colour. Read
-draft_form.py, which combines fields into a form, next.
+that the engine reports the problem with it. An empty field shows its default in a dim colour. Next, read
+draft_form.py, which combines fields into a form.
 """
 
 from __future__ import annotations

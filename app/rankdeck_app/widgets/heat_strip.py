@@ -1,4 +1,4 @@
-"""Heat strip of device utilisation over the last minute: a row per device, a column per reading.
+"""Heat strip of device utilisation over time: a row per device, a column per time slice.
 
 Each device's current value is on the right. A reading applies to its whole interval and is drawn as a step,
 never smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never

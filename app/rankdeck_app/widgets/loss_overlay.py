@@ -54,7 +54,7 @@ class _RunItems:
 
 
 class LossOverlay(ZoomPlot):
-    """Plot of up to eight runs. The readout shows the smoothed loss of each run at the pointer."""
+    """Plot of up to eight runs. The readout shows each run's smoothed loss at the pointer."""
 
     def __init__(self, theme: Theme) -> None:
         self._x_axis = CountAxis()

@@ -115,7 +115,7 @@ def _get_use(draft: Draft, key_path: KeyPath, default: str) -> str:
 
 
 def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
-    """Return the model section's rows for the draft's catalog entries, as (shown first, below "More")."""
+    """Return the model section's rows for the draft's catalog entries, as (first rows, rows under "More")."""
     user_hint = '"module:factory"'
     model, model_more = _split_rows(
         _make_option_rows(("model", "args"), MODELS, _get_use(draft, ("model",), "mlp"))

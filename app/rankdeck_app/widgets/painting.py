@@ -48,7 +48,7 @@ _text_callbacks: list[Callable[[str], object]] = []
 
 @contextmanager
 def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
-    """Call `callback` with every text painted inside the context, before it is elided."""
+    """Call `callback` with the unelided version of every text painted inside the context."""
     _text_callbacks.append(callback)
     try:
         yield
@@ -241,7 +241,7 @@ class IconWidget(QWidget):
 
 
 class ListRowDelegate(QStyledItemDelegate):
-    """Base delegate for list rows. It paints the background and the focus; subclasses implement
+    """Base delegate for list rows. It paints the background and the focus outline; subclasses implement
     `paint_row`."""
 
     def __init__(self, theme: Theme, parent: QWidget, height: int) -> None:

@@ -189,7 +189,7 @@ def log_ticks(low: float, high: float, size: float) -> list[float]:
 
 
 class ValueAxis(pg.AxisItem):
-    """Axis with a few plain numbers. Only the topmost shows the unit, to save space in small charts."""
+    """Axis with a few plain numbers. Only the top label shows the unit, to save space in small charts."""
 
     unit = ""
     is_log = False

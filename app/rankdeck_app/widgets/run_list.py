@@ -1,7 +1,7 @@
 """Rows of a list of runs: outcome, title and loss on one line; strategy, state, age and steps on the next.
 
-The table of runs (run_columns.py) uses the same texts. Functions whose names end in `_text`, and
-`format_time_ago`, return phrases, so that rows are sorted and grouped in the same way in every language.
+The table of runs (run_columns.py) uses the same texts. Most functions whose names end in `_text`, and
+`format_time_ago`, return translatable phrases, so that rows are sorted and grouped alike in every language.
 """
 
 from __future__ import annotations

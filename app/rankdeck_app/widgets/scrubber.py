@@ -35,8 +35,8 @@ _SKIP_S = 10
 
 @dataclass(frozen=True)
 class AttemptInterval:
-    """Training time of an attempt, in seconds since the start of the run. A later attempt repeated the part
-    after `kept_until_s`."""
+    """Interval in which an attempt trained, in seconds since the start of the run. A later attempt repeated
+    the part after `kept_until_s`."""
 
     start_s: float
     kept_until_s: float
@@ -100,7 +100,7 @@ class Scrubber(QAbstractSlider):
     # Layout
 
     def _fit_text(self) -> tuple[str, float]:
-        """Return the longest text that leaves most of the width for the line, and the text's width."""
+        """Return (text, width) of the longest text that leaves most of the width for the slider's line."""
         metrics = QFontMetricsF(chart_font(11, mono=True))
         room = self.width() * 0.45
         for index, text in enumerate(self.data.texts):
@@ -112,7 +112,7 @@ class Scrubber(QAbstractSlider):
 
     @property
     def line(self) -> tuple[float, float]:
-        """The x coordinates of the line's left and right ends, in pixels."""
+        """The x coordinates of the left and right ends of the slider's line, in pixels."""
         return _HANDLE_RADIUS + 1, max(
             _HANDLE_RADIUS + 2, self.width() - self._fit_text()[1] - _HANDLE_RADIUS - 1
         )

@@ -27,7 +27,7 @@ _SIZES = ((17, 22, False), (17, 14, False), (17, 14, True), (15, 12, True))
 
 @dataclass(frozen=True)
 class Stat:
-    """One cell. `widest` is a text as wide as any value will be; `is_highlighted` paints the value in amber.
+    """One cell. `widest` is a text at least as wide as any value; `is_highlighted` paints the value in amber.
 
     `short_label` replaces the label if there is little space.
     """
@@ -135,7 +135,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return a cell's full label and value if its label is shortened; otherwise, an empty text."""
+        """Return the full label and the value of the cell at a point; empty if its label is not shortened."""
         for stat, cell in zip(self.data, self._cells, strict=True):
             if cell.contains(int(x), int(y)) and self._is_short and stat.short_label:
                 return f"{stat.label}: {stat.value}"

@@ -354,7 +354,7 @@ def _line_text(mark: StepMark, line: Transfer, labels: tuple[str, ...]) -> str:
 
 
 def _flops_text(count: int) -> str:
-    """Format a number of floating-point operations, such as '1.95 G'."""
+    """Format a number of floating-point operations as a short text such as '1.95 G'."""
     for power, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= power:
             return f"{count / power:.3g} {unit}"

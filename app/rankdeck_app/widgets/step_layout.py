@@ -27,7 +27,7 @@ _MIN_LABELLED_BYTES = 1024
 """Size below which a transfer has no label: small transfers only synchronize a few values between ranks."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
-"""Average distance in pixels between labels below which only the first arrow of a gutter has a label."""
+"""Average distance between labels, in pixels, below which only a gutter's first arrow has a label."""
 LABEL_PX = 10
 _HEIGHTS = ((1, 40, 8), (2, 36, 30), (4, 30, 26), (8, 24, 20))
 _MIN_HEIGHTS = (18, 12)
@@ -131,7 +131,7 @@ class StepLayout:
 
     @cached_property
     def labels(self) -> list[StepLabel]:
-        """Labels of collectives, above the rows, and of arrows, in the gutter in which each arrow ends."""
+        """Labels of collectives (above the rows) and of arrows (in the last gutter that an arrow crosses)."""
         metrics = QFontMetricsF(chart_font(LABEL_PX))
         plot, large = self.rows.plot, []
 
@@ -241,7 +241,7 @@ class StepLayout:
 
 
 def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
-    """Return the operation name with the largest total duration."""
+    """Return the operation name whose operations have the largest total duration."""
     totals: dict[str, float] = {}
     for interval in operations:
         if isinstance(interval, Interval):

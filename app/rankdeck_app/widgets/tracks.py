@@ -95,8 +95,8 @@ def make_image(pixels: NDArray[np.uint32]) -> QImage:
 
 
 def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the lowest and the highest line pixel of every column, each of shape (curves, 1, columns); an
-    empty span where unknown.
+    """Return the lowest and the highest pixel of the line in every column, each of shape (curves, 1,
+    columns); an empty span where unknown.
 
     The line in a column spans from the previous column's level to the column's own, so it is continuous.
     """

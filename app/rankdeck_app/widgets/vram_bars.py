@@ -103,8 +103,8 @@ class VramBarsData:
 
     @property
     def unit(self) -> tuple[int, str]:
-        """The (divisor, name) of the unit. It depends on the largest total, so that small tensors on a large
-        device are not all "0.1 GiB"."""
+        """The (divisor, name) of the unit. It depends on the largest total, not on the capacity, so that
+        small totals on a large device are not all shown as "0.1 GiB"."""
         return byte_unit(self.largest_bytes or self.scale_bytes)
 
     @property

@@ -206,8 +206,8 @@ class ZoomPlot(pg.PlotWidget):
         self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
-        """Add a text label with its own background, on top of the curves. `right` is the fraction of the
-        label's width that lies to the left of the label's position."""
+        """Add a text label with its own background, on top of the curves. `right` is the horizontal anchor:
+        the fraction of the label's width that is to the left of the label's position."""
         label = pg.TextItem(anchor=(right, 0.5))
         label.textItem.document().setDocumentMargin(LABEL_MARGIN)
         label.setZValue(10)

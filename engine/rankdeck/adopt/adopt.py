@@ -368,8 +368,8 @@ def _frozen_weight_location(script: ScriptFiles) -> str | None:
 
 
 def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
-    """Return the model's input in a training function if the script computes it instead of only moving it to
-    a device."""
+    """Return the first model input that a training function computes; None if inputs are only moved to a
+    device."""
     for source in script.sources:
         training = {id(source.scope_of(call)) for call in source.calls("backward")}
         for call in source.calls():

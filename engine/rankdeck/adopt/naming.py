@@ -161,8 +161,8 @@ def is_toml_value(value: Any) -> bool:
 
 
 def _is_user_object(source: ScriptSource, node: ast.expr) -> bool:
-    """Return whether the value is an instance of one of the script's classes, which no configuration can
-    express."""
+    """Return whether the value is an instance of a class that the script defines; no configuration can
+    express such a value."""
     origin = trace_origin(source, node)
     definition = None
     if isinstance(origin.node, ast.Call):

@@ -185,7 +185,7 @@ def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[
 
 
 def _initial_rate(observation: ScriptObservation) -> float | None:
-    """Return the base learning rate, which a schedule multiplies by a factor in each step."""
+    """Return the base learning rate, which a schedule multiplies by each step's factor."""
     groups = observation.lead.parameter_groups
     # A schedule here is a factor of the rate. OneCycleLR stores its peak rate in max_lr.
     initial = groups[0].get("max_lr", groups[0].get("initial_lr")) if groups else None

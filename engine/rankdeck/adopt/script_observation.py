@@ -1,4 +1,4 @@
-"""Collects what a run's events report about a user's script, and checks that a configuration can express it.
+"""Collects what a run's events report about a script; checks that a configuration can express its training.
 
 The lowest rank that took optimizer steps represents all ranks; the newest attempt with such steps represents
 all attempts.
@@ -169,8 +169,7 @@ _UNOBSERVED_COMMUNICATION = tr_noop(
 
 
 def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
-    """Check that a configuration can reproduce the script's optimizer steps. Raises NotAdoptableError if none
-    can."""
+    """Raise NotAdoptableError unless a configuration can reproduce the script's optimizer steps."""
     lead = observation.lead
     leading = (lead.optimizer or "").rpartition(":")[2]
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}

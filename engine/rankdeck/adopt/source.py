@@ -140,7 +140,7 @@ class ScriptSource:
         return self._classes.get(id(function))
 
     def calls(self, *ends: str) -> Iterator[ast.Call]:
-        """Yield the calls of functions whose name, without its module, is one of `ends`, in source order.
+        """Yield the calls to functions whose name, without the module, is one of `ends`, in source order.
 
         Without `ends`, yield all calls.
         """

@@ -39,7 +39,7 @@ PARALLEL_WRAPPERS = {
     "FSDP",
     "fully_shard",
 }
-"""Wrappers that a strategy replaces."""
+"""Names of torch's parallel wrappers, which the run's strategy replaces."""
 _WRAPPERS = PARALLEL_WRAPPERS | {
     "compile",
     "convert_sync_batchnorm",
@@ -54,7 +54,7 @@ _WRAPPERS = PARALLEL_WRAPPERS | {
 
 @dataclass(frozen=True)
 class Origin:
-    """An expression that created a value; with `index`, an entry of the expression's result."""
+    """An expression that created a value; if `index` is set, the value is that entry of the result."""
 
     source: ScriptSource
     node: ast.expr

@@ -116,7 +116,7 @@ def check_texts(**arguments: Any) -> None:
 
 
 def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
-    """Check the ranks, restarts and observe level that were passed to `run`.
+    """Check the arguments `ranks`, `max_restarts` and `observe` of `run`.
 
     Raises:
         ConfigError: an argument has a value that `run` does not accept.
@@ -209,7 +209,7 @@ def override_arguments(overrides: Any) -> list[str]:
     """Return the overrides in command-line form, such as train.steps=50.
 
     Raises:
-        ConfigError: `overrides` is neither a mapping of options nor a sequence of texts.
+        ConfigError: `overrides` is neither a mapping of options nor an iterable of strings.
     """
     advice = phrase('Pass a dictionary, as in {"train.steps": 50}.')
     if isinstance(overrides, Mapping):

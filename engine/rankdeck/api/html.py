@@ -61,8 +61,7 @@ def _table_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _loss_curve(values: FloatArray) -> str:
-    """Return the curve of the finite values as an SVG in the colour of the text; empty for fewer than two
-    values."""
+    """Return the finite values as an SVG curve in the text colour; "" for fewer than two such values."""
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""

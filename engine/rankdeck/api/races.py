@@ -47,9 +47,9 @@ def race(
 ) -> Raced:
     """Race all strategies that fit.
 
-    Every strategy that the plan finds to fit (or every strategy in `only`) trains for `steps` steps from the
-    same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as for
-    `train`.
+    Every strategy that fits according to the plan (or every strategy in `only`) trains for `steps` steps from
+    the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as
+    for `train`.
 
     With `wait`, return once the race is over; until then, `progress` prints a line per entry, and Ctrl-C
     stops the race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race
@@ -155,9 +155,9 @@ class Raced:
         return Run(entry_run(self._dir, self._find_entry(label)).path)
 
     def config(self, label: str) -> RunConfig:
-        """Return the race's configuration with the strategy of an entry, to be passed to `train`.
+        """Return the race's configuration with the strategy of one entry, as an argument for `train`.
 
-        A run with this configuration trains for the configuration's full number of steps, not for the race's.
+        A run with this configuration trains for the full number of steps, not for the race's number of steps.
 
         Raises:
             ConfigError: no entry has this label, or the race directory cannot be read.

@@ -66,7 +66,7 @@ class RunArrays:
                 self._evaluations[attempt, event.step] = event
 
     def _drop_retrained(self, values: Mapping[tuple[int, int], T]) -> dict[int, T]:
-        """Return the values by step, without steps that a later attempt trained again."""
+        """Return the values by step, dropping those that a later attempt superseded."""
         return {
             step: value
             for (attempt, step), value in sorted(values.items(), key=lambda item: item[0])
@@ -94,7 +94,7 @@ class RunArrays:
         return peak_bytes
 
     def metrics(self) -> dict[str, MetricValues]:
-        """Return the logged metrics and, in a run of a configuration, its held-out metrics, by name.
+        """Return, by name, the logged metrics and, for a run of a configuration, the held-out metrics.
 
         If several libraries logged metrics with the same name, each key includes the library.
         """

@@ -40,7 +40,7 @@ class CgroupLimit(NamedTuple):
 
 
 def tightest_limit(controller: str) -> CgroupLimit | None:
-    """Return the limit on "memory" (bytes) or "pids" (processes and threads) that leaves the least free."""
+    """Return the limit on "memory" (bytes) or "pids" (processes and threads) with the least headroom."""
     limits = []
     for folder, version in _folders(controller):
         names = _FILES[controller][version]

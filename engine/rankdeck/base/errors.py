@@ -107,7 +107,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     def as_phrase(self, name: str) -> str:
         """Return the text of "message" or "advice" as a phrase, rebuilt from its template.
 
-        Do not call this on a problem from a run's files, whose templates are not trusted.
+        Do not call this on a problem read from a run's files: its templates are not trusted.
         """
         return self._rebuild_phrase(name, getattr(self, name) or "")
 

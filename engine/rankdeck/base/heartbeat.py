@@ -102,7 +102,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """Writer of a rank's heartbeats into slot `rank` of the page. No method waits or raises."""
+    """Writer of a rank's heartbeats to slot `rank` of the page at `path`. No method blocks or raises."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._slot = rank * _SLOT_BYTES

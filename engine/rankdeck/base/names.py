@@ -1,4 +1,4 @@
-"""Validates the name of a run or a race, given in a configuration, with --name, or when renaming."""
+"""Validates the name that a configuration, --name or a rename gives to a run or a race."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decode a file with a single JSON value, as `decode_json` does, and reject integers that are too
-    large."""
+    """Decode a file's single JSON value as `decode_json` does, and reject integers that are too large."""
     value = decode_json(decode, data)
     # Only an integer of at least 20 digits can be too large, so most documents are parsed once.
     if _LONG_NUMBER.search(data):

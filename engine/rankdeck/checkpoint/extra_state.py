@@ -3,9 +3,9 @@
 This covers values in an optimizer's `param_groups` and attributes, non-persistent buffers, and tensors,
 numbers and lists of them that a module keeps as plain attributes.
 
-Most such values never change: the configuration or the code sets them, and either may change before a resume.
-So only values that differ from those before the first step are saved. Names are <where>/<key>, with `where`
-one of
+Most such values never change during training: the configuration or the code sets them, and the user may edit
+either before a resume. So only values that differ from those before the first step are saved. Names are
+<where>/<key>, with <where> one of
 
     group/<index>    optimizer    state    buffer/<module>    attribute/<module>
 
@@ -53,8 +53,8 @@ class ExtraState:
         self._first_values = dict(self._iter_json_values())
 
     def changed_entries(self) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
-        """Return the changed tensors, the changed values as JSON, and the names of the entries that no file
-        can store."""
+        """Return the changed tensors, the changed values as JSON, and the names of the changed entries that
+        are not saved."""
         tensors = {
             name: value
             for name, value in self._iter_entries(Tensor)

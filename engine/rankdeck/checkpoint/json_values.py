@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _MAX_EXACT_INT = 2**53
-"""Limit above which JSON readers may parse integers as floats."""
+"""Limit from which integers lose precision in JSON readers that parse numbers as floats."""
 _TYPES_BY_TAG: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
 
@@ -141,8 +141,8 @@ def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as a view of real numbers, (..., 2), in the same memory; return any other
-    tensor unchanged."""
+    """Return a complex tensor as a view of its real and imaginary parts, with shape (..., 2), in the same
+    memory; return any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

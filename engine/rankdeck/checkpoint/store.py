@@ -126,7 +126,7 @@ class CheckpointStore:
 
     def dry_run(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
         """Write a checkpoint with one number per tensor and delete it again, so that errors are found early;
-        return the names of the state that no checkpoint will contain.
+        return the names of the state entries that no checkpoint will contain.
 
         Raises: CheckpointError as for `save`, and if the disk has no space for a complete checkpoint.
         """
@@ -139,8 +139,8 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Write a checkpoint; return its size in bytes and the names of the state that it does not contain.
-        Raises: CheckpointError, as for `save`."""
+        """Write a checkpoint; return its size in bytes and the names of the state entries that it does not
+        contain. Raises: CheckpointError, as for `save`."""
         wait_for_folder(self.folder.parent)  # it may just be being moved
         snapshots: list[RankSnapshot] = []
 
@@ -345,7 +345,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn any error in the block into a ConfigError that says that the checkpoint does not match."""
+    """Turn errors in the block into a ConfigError: the checkpoint does not match the model or optimizer."""
     try:
         yield
     except Exception as error:

@@ -2,13 +2,13 @@
 
     model.<name>               parameters and persistent buffers under the model's original names
     optimizer.<name>.<key>     optimizer state of a parameter (exp_avg, momentum_buffer, ...)
-    scalar.<name>.<key>        optimizer state that is a tensor without dims (Adam's step)
+    scalar.<name>.<key>        optimizer state that is a 0-dim tensor (Adam's step)
     slice.<name>.<key>         plain tensor in a sharded parameter's optimizer state, one per rank
     values                     non-tensor state, the extra state of modules, and what extra_state.py adds
 
 If an optimizer contains another optimizer, the inner optimizer's <key> is <path>:<key>, as in
 base_optimizer:exp_avg. A tied weight appears under each of its names on this rank: the first and the last
-stage of a pipeline may use different names for it. Sharded tensors stay DTensors; each reader takes its own
+stage of a pipeline may use different names for it. Sharded tensors stay DTensors; each rank reads its own
 shards. Learning rates and other hyperparameters are not saved: they come from the configuration, which may
 change before a resume. Read store.py next.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _EXTRA_PREFIX = "model/"
-"""Prefix of a module's extra state among the values."""
+"""Prefix of the names under which the values hold modules' extra state."""
 _OPTIMIZER_TEXT = tr_noop("the optimizer's per-parameter state {name} contains {inside}")
 _MODEL_TEXT = tr_noop("the model's extra state {name} contains {inside}")
 
@@ -236,7 +236,7 @@ def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadat
     """Return the tensors to read the checkpoint into; `there` maps the checkpoint's names to torch's
     metadata.
 
-    A parameter that the optimizer had never updated has no optimizer state in `there`, and gets none.
+    A parameter that the optimizer had not updated before the save has no state in `there`, and gets none.
     """
     blank = LoadTargets(model_targets(state.module, there))
     by_owner: dict[str, list[tuple[str, str]]] = {}
@@ -377,7 +377,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random_states(states: Mapping[str, Tensor]) -> None:
-    """Restore the result of `random_states`, on a machine with the same CUDA devices.
+    """Restore the random states that `random_states` returned, on a machine with the same CUDA devices.
 
     Raises: KeyError if a state is missing.
     """

@@ -1,4 +1,4 @@
-"""Commands for an existing run or race: watch, stop, stacks, label, copy and install."""
+"""Commands for an existing run or race (watch, stop, stacks, label, copy), and install."""
 
 from __future__ import annotations
 

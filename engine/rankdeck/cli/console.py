@@ -71,8 +71,8 @@ def discard_output(handle: int) -> None:
 
 
 def print_problem(raised: Problem, file: str | None = None) -> None:
-    """Print a problem on stderr: the message and location, the advice, and the traceback in the user's
-    code."""
+    """Print a problem on stderr: the message and location, the advice, the traceback's lines of user code,
+    and the evidence."""
     raised = with_doctor_advice(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     text = Text(raised.headline(file), style=style)
@@ -90,7 +90,7 @@ def print_problem(raised: Problem, file: str | None = None) -> None:
 def evidence_lines(raised: Problem) -> Iterable[str]:
     """Yield a line for each piece of the problem's evidence, with its location.
 
-    A line has only the location if the message or the rank's last lines already contain the evidence's text.
+    A line has only the location if the problem's message or `last_lines` already contains the text.
     """
     reported_texts = [raised.message, *raised.last_lines]
     for item in raised.evidence:

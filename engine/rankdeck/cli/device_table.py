@@ -1,7 +1,7 @@
-"""Table of GPUs: printed once, or refreshed once a second, in place on a terminal.
+"""Table of GPUs, printed once or every second; on a terminal, it is refreshed in place.
 
-A dash means unknown. Unsupported, failed and stale values are shown as words, so that they do not look like
-numbers.
+A dash means unknown or unsupported. Failed and stale readings are shown as words, so that they do not look
+like numbers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _pcie_text(gpu: GpuStatus) -> str:
 
 
 def _state_text(gpu: GpuStatus) -> Text:
-    """Return why a GPU is lost, which hardware errors it has, and what slows it down."""
+    """Return why the GPU is lost, or otherwise its hardware errors and what slows it down."""
     if gpu.is_lost:
         return Text(one_line(gpu.why or ""), style="red")
     broken = [

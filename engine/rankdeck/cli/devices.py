@@ -1,8 +1,8 @@
-"""`rankdeck devices`: the GPUs of this machine, once or continuously.
+"""`rankdeck devices`: show this machine's GPUs, once or continuously.
 
-With --follow --json, the command writes the lines that telemetry/readings.py defines and the app reads, until
-the reader goes away. Readings come from a sampler in its own process, which may crash, hang or find no
-driver; such failures are reported as lines.
+With --follow --json, the command writes the lines that telemetry/readings.py defines, for the app or another
+parent process, until that process exits. Readings come from a sampler in a separate process, which may crash,
+hang or find no driver; such failures are reported as lines.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def doctor(
 def _local_checks(
     rows: Sequence[str] | None, python: str | None, runs: Path | None
 ) -> tuple[list[str], Iterator[CheckLine]]:
-    """Return the names of the rows in display order, and an iterator that runs the checks of this machine."""
+    """Return the result rows' names in display order, and an iterator that runs the local checks."""
     from rankdeck.doctor.check_runner import build_checks, run_checks, select_checks
 
     names = set(rows or ())
@@ -103,7 +103,7 @@ def _local_checks(
 
 
 def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
-    """Return the names of the rows in display order, and an iterator that checks several hosts together."""
+    """Return the result rows' names in display order, and an iterator that checks the hosts together."""
     from rankdeck.doctor.lines import HOST_ROW_TITLES
     from rankdeck.doctor.multi_host import check_hosts
 

@@ -322,7 +322,7 @@ class Keyboard:
         self.interrupt_key, self.suspend_key = before[6][termios.VINTR], before[6][termios.VSUSP]
 
     def restore_modes(self) -> None:
-        """Restore the terminal's modes, whatever the script has changed."""
+        """Restore the terminal's modes, even if the script has changed them."""
         if self._saved_modes is None:
             return
         before, self._saved_modes = self._saved_modes, None

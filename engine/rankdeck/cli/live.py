@@ -130,7 +130,7 @@ def _phase_text(state: RunState) -> str:
 
 
 def device_bars(state: RunState) -> Group:
-    """Return a row per device: a bar of memory, current and peak bytes, utilisation, and the largest kinds.
+    """Return a row per device: a memory bar, current and peak bytes, utilisation, and largest memory kinds.
 
     All bars share one scale. A bar is bright up to the current bytes and dim from there up to the peak. Rows
     are truncated on narrow terminals.

@@ -111,7 +111,7 @@ def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int
 
 
 def _warn_unknown_torch() -> None:
-    """Print a warning on stderr if the installed torch version is unknown."""
+    """Print a warning on stderr if the installed version of torch is unknown to Rankdeck."""
     from rankdeck.torch_compat.versions import version_problem
 
     problem = version_problem()

@@ -29,7 +29,7 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
 
     Raises:
         ConfigError: the capacity is not a size.
-        DeviceError: the devices are malformed or missing.
+        DeviceError: the device selection is malformed, or a selected GPU is missing or unusable.
         MachineError: GPUs are requested, but a machine has no driver or does not answer.
     """
     if devices is None and config.hosts.use:
@@ -71,7 +71,7 @@ def _local_target(config: RunConfig, text: str) -> Target:
 
 
 def _multi_host_target(config: RunConfig) -> Target:
-    """Return the devices of all hosts of a run as one target, in their current state."""
+    """Return the devices of all hosts of a run, in their current state, as one target."""
     uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
     # Hosts with virtual devices are not asked: the configuration has their number.
     elsewhere = [

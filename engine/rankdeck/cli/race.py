@@ -168,7 +168,7 @@ def split_by_verdict(
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines of the strategies to race, excluded strategies).
 
-    With `is_explicit` (the user named the strategies), those for which only the planner failed are raced too.
+    With `is_explicit` (the user named the strategies), those whose memory cannot be predicted are raced too.
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy

@@ -1,4 +1,4 @@
-"""`rankdeck serve` and `meet`: commands that Rankdeck starts on other hosts over ssh; users do not."""
+"""`rankdeck serve` and `meet`: commands that Rankdeck itself, not the user, runs on other hosts over ssh."""
 
 from __future__ import annotations
 

@@ -303,8 +303,7 @@ def _fit_width(text: str, width: int, *, align_right: bool) -> str:
 
 
 def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print each label and its text on one line. This is not a table, because paths must stay whole at any
-    terminal width."""
+    """Print a line for each label and its text; a table would wrap long paths on narrow terminals."""
     width = max(len(label) for label, _ in pairs) + 2
     for label, text in pairs:
         out.print(Text(label.ljust(width), style="dim").append(text, style="default not dim"), soft_wrap=True)

@@ -54,8 +54,8 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Callable[[str], bool], str]] = {
         tr_noop("Leave it out: a stop gives ranks 30 s to exit; rankdeck stop --now stops them at once."),
     ),
 }
-"""Options that take a value, mapped to (function that checks whether a value has no effect here, advice for
-all other values)."""
+"""Options that take a value, mapped to (function that checks whether a value can be ignored, advice for all
+other values)."""
 IGNORED_OPTIONS = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
 """Options that take a value and have no effect here, whatever the value."""
 UNSUPPORTED_FLAGS = {

@@ -48,8 +48,8 @@ def command_start_time() -> float:
 def detach_or_wait(
     run: RunDir, several: MultiHostRole | None = None, *, detach: bool, as_json: bool, attempt: int = 0
 ) -> int:
-    """Print the address at which other hosts join. Then print the run's path if `detach` is set; otherwise,
-    show the run from `attempt` on until it ends.
+    """Print the address, if any, at which other hosts join. Then print the run's path if `detach` is set;
+    otherwise, show the run, starting with `attempt`, until the run ends.
 
     Return the exit code.
     """
@@ -76,7 +76,7 @@ def print_run_path(run: RunDir, join_address: str | None = None, *, as_json: boo
 
 
 def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
-    """Show the run from `attempt` on until its end, and return the exit code.
+    """Show the run, starting with `attempt`, until the run ends, and return the exit code.
 
     If the reader of the output closes the pipe, the run is stopped.
     """

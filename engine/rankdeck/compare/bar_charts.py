@@ -57,7 +57,7 @@ def _metric_bars(row: ComparisonRow) -> list[Bar]:
 def memory_bars(comparison: Comparison) -> list[BarGroup]:
     """Return a group of memory bars for each device index, with a bar per run.
 
-    `is_lead` marks a device that uses notably more memory than the other devices of its run.
+    A bar's `is_lead` marks a device that uses notably more memory than the other devices of its run.
     """
     runs = comparison.runs
     sizes = [device.num_bytes for run in runs for device in run.devices]

@@ -151,7 +151,7 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are ranked."""
+    """Return why runs are not ranked by a metric of this kind, which they all have; "" if they are ranked."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -189,7 +189,7 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
     """Return why times or bytes cannot be compared; "" if the models are the same. Times and bytes of
-    different models say nothing about their strategies."""
+    different models say nothing about the runs' strategies."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -237,8 +237,8 @@ def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why memory cannot be compared if the sources of the values differ, else "". Sources that differ
-    only in the number of tracked steps count as the same."""
+    """Return why memory cannot be compared; "" if all values have the same source. Sources that differ only
+    in the number of tracked steps count as the same."""
     sources = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
     if len(sources) < 2:
         return ""

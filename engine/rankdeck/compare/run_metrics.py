@@ -96,8 +96,8 @@ class ComparedRun:
     problems: tuple[str, ...] = ()
     """Errors of the run, one sentence each."""
     mean_loss: Callable[[int, int], float | None] = field(default=lambda _first, _last: None, compare=False)
-    """Function of a first and a last step that returns the mean loss between them, or None if no loss is
-    known in that range."""
+    """Function that takes a first and a last step and returns the mean loss between them, or None if no loss
+    is known in that range."""
 
     @property
     def name(self) -> str:

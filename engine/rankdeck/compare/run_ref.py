@@ -15,8 +15,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.run_dir import RunDir, find_run, parse_attempt
 
 MIN_RUNS, MAX_RUNS = 2, 8
-"""Limits on the number of runs to compare. More than eight can neither be distinguished by their dashes nor
-be read side by side."""
+"""Limits on the number of runs to compare. The lines of more than eight runs could not be distinguished by
+dash pattern, nor could more than eight columns be read side by side."""
 
 
 class RunRef(NamedTuple):
@@ -53,7 +53,7 @@ def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
 
 
 def parse_run_ref(text: str) -> RunRef:
-    """Parse the result of `str(RunRef)`, which contains the run's path, so the run is not searched for."""
+    """Parse the result of `str(RunRef)`; it contains the run's path, so no search for the run is needed."""
     name, at, number = text.rpartition("@")
     # The name of a run's folder may itself end in an @ and a number.
     is_attempt = bool(at and _is_attempt_number(number)) and not Path(text).exists()

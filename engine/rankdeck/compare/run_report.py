@@ -33,7 +33,7 @@ SUMMARY_KEYS = (
 
 
 class ReportedDevice(NamedTuple):
-    """A device's measured peak compared with its prediction."""
+    """A device's measured memory compared with the prediction."""
 
     label: str
     measured: str
@@ -65,7 +65,7 @@ class SummaryMetric(NamedTuple):
 
 
 ERROR_SIGN_NOTE = tr_noop("+ means that the prediction exceeds the measurement")
-"""Meaning of the sign of a prediction's error."""
+"""Note that explains the sign of a prediction error."""
 
 
 class RunReport(NamedTuple):

@@ -285,7 +285,7 @@ def _value_source(kind: RowSpec, run: ComparedRun) -> str:
 
 def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[int, ...]:
     """Return the indices of the best value and of the values that cannot be distinguished from it; empty if
-    this would include every known value."""
+    these are all of the known values."""
     known_values = {index: value for index, value in enumerate(values) if value is not None}
     if len(known_values) < 2:
         return ()

@@ -1,4 +1,4 @@
-"""Configuration files: their schema, the catalog that lists the choices, and the checks across options.
+"""Configuration files: their schema, the catalog of choices, and the checks that involve several options.
 
 `from rankdeck.config import RunConfig, load` is public API. Read schema.py first, then loading.py.
 """

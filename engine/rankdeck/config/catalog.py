@@ -287,8 +287,8 @@ class StrategySpec(CatalogSpec):
 
     `one_process`: one rank drives all devices. `one_device`: only the first device is used.
     `is_batch_sharded`: the batch is split across the devices. `min_devices`: the smallest number of devices
-    that the strategy accepts. `is_stale`: gradients come from older weights, so results differ from those of
-    training on one device.
+    that the strategy accepts. `is_stale`: gradients are computed with older weights, so results differ from
+    those of training on one device.
     """
 
     one_process: bool = False

@@ -80,7 +80,7 @@ def record_consent(execution: CodeExecution) -> None:
 
 
 def record_start_consent(config: RunConfig | ScriptConfig) -> None:
-    """Store consent to a configuration's user code when the user starts a run with it."""
+    """Store the user's consent, given by starting a run, to the configuration's user code."""
     execution = execution_of(config)
     if execution is not None:
         record_consent(execution)

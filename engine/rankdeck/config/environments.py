@@ -48,7 +48,7 @@ class Interpreter:
 
     @property
     def is_rankdeck(self) -> bool:
-        """Whether Rankdeck runs in this environment."""
+        """Whether this is the environment in which Rankdeck itself is running."""
         return is_rankdeck_environment(self.folder)
 
     def format_versions(self) -> str:
@@ -58,7 +58,7 @@ class Interpreter:
 
 
 def is_rankdeck_environment(folder: Path) -> bool:
-    """Return whether Rankdeck runs in the environment in this folder."""
+    """Return whether this is the folder of the environment in which Rankdeck itself is running."""
     return _is_same_path(folder, Path(sys.prefix))
 
 

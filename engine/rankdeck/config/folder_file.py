@@ -198,7 +198,7 @@ def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None
 
 
 def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
-    """Write the entry, or replace the entry of this name.
+    """Write the entry to the folder's rankdeck.toml; if there is an entry of this name, replace it.
 
     Raises:
         ConfigError: the file is not TOML, or cannot be written.

@@ -1,4 +1,4 @@
-"""A table of GPUs that can be planned for by name: memory, speed, and the memory that driver and libraries
+"""A table of GPUs that the planner knows by name: memory, speed, and the memory that the driver and libraries
 use.
 
     total_bytes      memory that CUDA reports as its total: less than the nominal size, and less than

@@ -1,4 +1,4 @@
-"""Names runs that the user did not name, from their contents: "GPT · DDP · 4".
+"""Builds a run's name from its model, strategy and device count if the user chose none: "GPT · DDP · 4".
 
 A preset's name is not used: a run that starts from gpt-dp with another strategy is not "GPT DP". If an
 earlier run has the same name, the first option in which the runs differ is appended, as in "GPT · DDP · 4 ·

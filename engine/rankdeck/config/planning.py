@@ -18,14 +18,14 @@ class StrategyPlanning:
     include the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """Function of the number of devices that returns the option sets covered by a plan of all strategies."""
+    """Function that maps the number of devices to the option sets that a plan of all strategies covers."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Function that returns memory-saving changes to the given options; empty if there are none."""
     label_option: str | None = None
     """The option that a candidate's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
-    """Ranks that use equal memory: all ranks, ranks with equal weight slices, ranks whose mesh positions
-    differ only along data and tensor, or none."""
+    """Ranks that use the same amount of memory: all ranks, ranks with weight slices of equal shapes, ranks of
+    one pipeline stage with slices of equal shapes, or none."""
     extra_steps: int = 0
     """Number of steps to trace after the usual two, so that the last traced step is like all later steps: 1
     for strategies that count collectives in the second step."""
@@ -41,7 +41,7 @@ class StrategyPlanning:
     """Whether NCCL allocates buffers on the devices."""
     batch_split: Callable[[StrategyOptions, int], tuple[int, int]] | None = None
     """Function of options and device count that returns (number of batch slices, number of stages that
-    exchange microbatches); None if the spec's `is_batch_sharded` is enough."""
+    exchange microbatches); None if the spec's `is_batch_sharded` determines both."""
     stand_in: Callable[[StrategyOptions], str | None] = lambda options: None
     """Function that returns the strategy whose plan, plus gradient buckets, replaces this strategy's plan if
     torch's wrapper cannot be traced."""

@@ -217,7 +217,7 @@ def default_use(table: KeyPath) -> str:
 
 
 def table_type(annotation: Any) -> type[BaseModel] | None:
-    """Return the pydantic model behind a field's type; None for a plain value."""
+    """Return the pydantic model in a field's annotation; None if the field holds a plain value."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

@@ -102,7 +102,7 @@ def check_combinations(report: ProblemReport, tables: CheckedTables) -> Choice:
 
 
 def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | None) -> None:
-    """Check that the data fills at least one step. The size of user data is only known at run time."""
+    """Check that the data fills at least one step, unless its size is known only at run time."""
     card = DATA.get(data.use) if data is not None else None
     if data is None or card is None:
         return

@@ -226,7 +226,7 @@ class RunConfig(Table):
         return [use for use, _ in self.user_calls().values()]
 
     def user_calls(self) -> dict[str, tuple[str, TomlTable]]:
-        """Return the calls of user code as (reference, arguments), keyed by "model", "data", "loss" or
+        """Return the calls to user code as (reference, arguments), keyed by "model", "data", "loss" or
         "optimizer"."""
         used = {
             "model": (self.model.use, self.model.args),

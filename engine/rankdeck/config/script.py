@@ -249,7 +249,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
-    """Rate how likely a file is a training script; return None if it imports none of the known libraries."""
+    """Rate how likely a file is to be a training script; return None if it imports no known library."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
     except OSError:

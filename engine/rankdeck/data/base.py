@@ -1,5 +1,5 @@
-"""Defines the protocol of a data source, which describes its shapes without reading data, then loads a
-training data set and, if there is one, a held-out data set, both map-style.
+"""Defines the protocol of a data source. A source describes the shapes of its data without reading samples,
+then loads a training data set and, if there is one, a held-out data set, both map-style.
 
     source = Digits(args)      the catalogue's target, called with the checked arguments
     source.describe()          a DataSpec: shapes, dtypes, classes, vocabulary; reads no sample

@@ -28,7 +28,7 @@ TOKEN_PATTERN = r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s"
 
 
 def train_tokenizer(files: Sequence[Path], vocabulary: int) -> Tokenizer:
-    """Train a tokenizer on every n-th piece of `files`, about SAMPLE_BYTES in total."""
+    """Train a tokenizer on evenly spaced pieces of `files`, about SAMPLE_BYTES in total."""
     total_bytes = sum(file.stat().st_size for file in files)
     every = max(1, round(total_bytes / SAMPLE_BYTES))
     sample = (piece.decode("latin-1") for piece in itertools.islice(read_pieces(files), 0, None, every))

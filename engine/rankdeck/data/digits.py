@@ -60,7 +60,7 @@ class Digits:
 def _read_table() -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the samples as rows (1797, 65): 64 pixels and the digit.
 
-    Reads the file directly, because importing scikit-learn would cost every rank a second.
+    The file is read directly, because importing scikit-learn would cost every rank a second.
 
     Raises:
         DataError: scikit-learn is not installed.

@@ -41,8 +41,8 @@ ImageSample = tuple[Path, int]
 
 
 class Images:
-    """Image data set: inputs (3, size, size) float32, normalised as for ImageNet; targets () int64, classes
-    sorted by name."""
+    """Image data set: inputs (3, size, size) float32, normalised as for ImageNet; targets () int64, the index
+    of the class in the sorted class names."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.args = ImagesArgs.model_validate(dict(args))

@@ -2,10 +2,10 @@
 worker, before or after a resume.
 
 Random augmentation draws from torch's, NumPy's or Python's global generator. These three are seeded before
-each sample and restored after the batch, because in a rank they belong to the model (dropout). Randomness
-from other sources (a private generator, the clock) cannot be seeded; it is detected by reading a sample
-again, and reported. The same check finds a stream disguised as a map-style data set. Such a stream returns
-its next sample whatever the index is, so a second read of the same index also returns a different target.
+each sample and restored after the batch, because in a rank the model uses them too (dropout). Randomness from
+other sources (a private generator, the clock) cannot be seeded; it is detected by reading a sample again, and
+reported. The same check finds a stream disguised as a map-style data set. Such a stream returns its next
+sample whatever the index is, so a second read of the same index also returns a different target.
 
 Read base.py first, loader.py next.
 """
@@ -73,7 +73,7 @@ DRAWS_PER_BATCH = Problem(
 
 @contextlib.contextmanager
 def preserve_random_states() -> Iterator[None]:
-    """Restore torch's (CPU), NumPy's and Python's generators on exit."""
+    """Restore the states of torch's CPU generator and of NumPy's and Python's generators on exit."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -70,8 +70,8 @@ def shard_range(num: int, index: int, count: int) -> range:
 
 
 def local_range(num: int, microstep_index: int, accumulate: int, shard_index: int, shard_count: int) -> range:
-    """Return the positions within a step of `num` samples that one rank reads in microstep `microstep_index`;
-    the range can be empty."""
+    """Return the range of positions, within a step of `num` samples, that one rank reads in microstep
+    `microstep_index`; the range can be empty."""
     # A shorter last step is cut into microsteps first, then ranks, so a microstep is the same for every
     # number of ranks. Cut like a full step, it would leave ranks without a sample.
     microstep = shard_range(num, microstep_index, accumulate)
@@ -153,8 +153,8 @@ class HeldoutBatchSampler:
     """Batch sampler for evaluation: yields each held-out sample once across all ranks, and the same number of
     batches on every rank.
 
-    `valid_counts()` returns how many of the samples in each batch are counted. A batch with a count of 0
-    contains the last sample as padding, so that a rank without a share still takes part in the forward pass.
+    `valid_counts()` returns how many of the samples in each batch are counted. A padding batch (count 0)
+    contains the last held-out sample, so that a rank without a share still takes part in the forward pass.
     """
 
     def __init__(

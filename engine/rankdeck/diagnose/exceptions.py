@@ -106,8 +106,8 @@ def last_resource_error(log: Path) -> str:
 def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
     """Return the last of `lines` as evidence, with its line number in the log.
 
-    `path` is the log's path within the run directory. The result is empty if `lines` is empty, and has no
-    line number if the log is too long to count its lines.
+    `path` is the log's path within the run directory. The result is empty if `lines` is empty. The evidence
+    has no line number if the log is too long to be read whole.
     """
     if not lines:
         return ()
@@ -232,7 +232,7 @@ def shorten_line(line: str) -> str:
 
 
 def user_location(error: BaseException) -> tuple[str | None, int | None]:
-    """Return file and line of the innermost frame in the user's own code; (None, None) if there is none.
+    """Return the file and line of the innermost frame in user code; (None, None) if there is none.
 
     User code is all code outside Python, installed packages and Rankdeck.
     """
@@ -258,7 +258,7 @@ _MAX_GROUP_LENGTH = 300
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that matches an error, with the named groups found in its text."""
+    """A rule that matches an error, with the values of the rule's named groups in the error's text."""
 
     rule: FailureRule
     groups: dict[str, str]

@@ -139,7 +139,7 @@ def apply_changes(config: RunConfig, changes: Changes) -> RunConfig:
 
 
 def accepts_changes(config: RunConfig, changes: Changes) -> bool:
-    """Check whether the configuration's own rules accept the changes."""
+    """Check whether the configuration would still be valid with the changes."""
     try:
         apply_changes(config, changes)
     except ConfigError:
@@ -224,7 +224,7 @@ def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
 
 
 def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[Fix]:
-    """Return the fixes that planned lines describe, the best first.
+    """Return the fixes that the plan lines describe, the best first.
 
     The order is by verdict (fits, tight, does not fit), then exact predictions before bounds, then an
     unchanged computation before a changed one, then the least memory first. Of several lines with the same
@@ -243,7 +243,7 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
 
 
 def strategy_changes(line: PlanLine) -> dict[str, object]:
-    """Return a planned line's strategy and its non-default options as changes."""
+    """Return a plan line's strategy and the strategy's non-default options as changes."""
     options = STRATEGIES[line.strategy].non_default_options(line.options)
     return {STRATEGY_KEY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
 

@@ -363,8 +363,8 @@ class HangTimeouts:
     compiles: bool = False
 
     def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Return the longest warning limit among the ranks that the others wait for. `slowest_s` is the
-        longest time that each rank has spent in its current phase so far."""
+        """Return the longest of the warning times of the ranks that the others wait for. `slowest_s`: for
+        each rank, the longest time that its current phase has taken so far."""
         return max(
             self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
         )

@@ -1,4 +1,4 @@
-"""Warn about a user's own script that hangs: which rank hangs and where, and what the other ranks do.
+"""Warn about a user's own script that hangs: which rank hangs and where, and what the other ranks are doing.
 
 The usual duration of a script's phases is unknown, so Rankdeck never ends the script. Read hang.py first.
 """

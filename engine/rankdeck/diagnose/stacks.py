@@ -84,8 +84,8 @@ def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Check whether a thread is in a collective or a backward pass, where ranks wait for each other.
 
-    A thread does not count as waiting if the collective or backward is running user code (a hook, a custom
-    backward).
+    A thread does not count as waiting if the collective or backward pass is running user code (a hook, a
+    custom backward).
     """
     # Only the innermost three frames show what the thread does now; deeper ones, how it got there.
     outside = itertools.takewhile(

@@ -116,7 +116,7 @@ def _root_cause(exceptions: list[PrintedException]) -> PrintedException | None:
     """Return the last exception. If a launcher raised it to report a failed process, return the last
     exception that the launcher's processes raised.
 
-    An exception that only reports lost ranks is returned only if those processes raised no other exception.
+    Of their exceptions, one that merely reports lost ranks is returned only if there are no others.
     """
     script_exceptions = [raised for raised in exceptions if raised.name not in _LAUNCHER_ERRORS]
     if not script_exceptions or exceptions[-1].name not in _LAUNCHER_ERRORS:
@@ -185,7 +185,7 @@ def read_failure(
 
 
 def was_exiting(problem: Problem) -> bool:
-    """Check whether a C++ thread aborted Python only after `problem` had already ended the script."""
+    """Check whether a C++ thread aborted the process only after `problem` had ended the script."""
     lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2

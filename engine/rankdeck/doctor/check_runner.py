@@ -37,8 +37,8 @@ longer than the checks themselves."""
 class Check:
     """A check: `run` yields the rows in `names` within `limit_s`.
 
-    `after` is the first row of another check, which must end before this check starts. With `needs_success`,
-    this check is skipped if the other check did not finish.
+    `after` is the name of another check's first row; that check must end before this one starts. With
+    `needs_success`, this check is skipped if the other check did not finish.
     """
 
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-Telemetry's own sampler takes the readings in a separate process, because the driver may crash or block it.
+Telemetry's own sampler takes the readings in a separate process, which a faulty driver may crash or block.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _run_of(pid: int) -> RunDir | None:
 
 
 def _ended_run_of(pid: int) -> str | None:
-    """Return the name of the ended run that left this process behind; None if there is no such run."""
+    """Return the name of the ended run that left the process `pid` behind; None if there is no such run."""
     run = _run_of(pid)
     return None if run is None or run.is_alive() else run.name
 

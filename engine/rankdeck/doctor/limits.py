@@ -23,8 +23,8 @@ from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
-"""Two thresholds and a good value for the limit on open files. A rank with a few loader workers keeps several
-hundred files open: each tensor that a worker sends is a file."""
+"""Two thresholds and a recommended value for the limit on open files. A rank with a few loader workers keeps
+several hundred files open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
 """Thresholds for how many more threads can start: a rank starts one per core, and more to communicate."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30

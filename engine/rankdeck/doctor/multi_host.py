@@ -282,7 +282,7 @@ def _truncate(items: Sequence[str]) -> list[str]:
 
 
 def _short_version(name: str, facts: JsonObject) -> str:
-    """Return a version in the form in which it is compared: for Python, only major and minor."""
+    """Return the version to compare: for Python only major.minor, otherwise the whole version."""
     version = str(facts.get(name))
     return ".".join(version.split(".")[:2]) if name == "python" else version
 
@@ -348,8 +348,8 @@ def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
 
 
 def _collective_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
-    """Return the row about an all_reduce between the coordinator and each node. For each pair, the
-    coordinator's report is used; if there is none, the node's error."""
+    """Return the row about an all_reduce between the coordinator and each node. The result of a pair is the
+    coordinator's report on it or, if there is no such report, the node's error."""
     coordinator, *others = probes
     numbers = range(1, len(probes))
 

@@ -31,7 +31,7 @@ from rankdeck.doctor.disk_space import disk_space, existing_folder
 from rankdeck.telemetry.listing import query_gpus
 
 PROBE_LIFETIME_S = 40.0
-"""The probe exits after this time, in case the client has gone."""
+"""Time after which the probe exits on its own, in case the client can no longer end it."""
 REACH_TIMEOUT_S = 4.0
 LARGE_BYTES = 256 << 10
 """Size of a message that fills many packets: a network may deliver small packets and drop large ones."""

@@ -1,6 +1,6 @@
 """Check whether an interpreter can import what a run needs, and whether its torch can use the GPUs.
 
-The interpreter is that of --python, else the active environment's, else Rankdeck's own. The check starts it.
+probe_torch.py runs in the interpreter of --python, else the active environment's, else Rankdeck's own.
 """
 
 from __future__ import annotations

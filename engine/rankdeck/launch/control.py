@@ -78,11 +78,11 @@ def send_signal(run: RunDir, number: int) -> None:
 
 
 def request_checkpoint(run: RunDir) -> EventReader:
-    """Ask the run to save after the current step, and return a reader for `wait_for_checkpoint`.
+    """Ask the run to save a checkpoint after the current step; return a reader for `wait_for_checkpoint`.
 
     Raises:
         NotRunningError: the run is not alive.
-        ConfigError: the run's folder cannot be written to, or a link in it leads elsewhere.
+        ConfigError: the run's folder cannot be written to, or a link in it leads out of the folder.
     """
     _check_alive(run)
     reader = EventReader(run)
@@ -151,7 +151,7 @@ def is_over(run: RunDir) -> bool:
 
 
 def wait_for_end(run: RunDir, timeout_s: float) -> bool:
-    """Wait until the run's guard has released its lock, so that no process of the run is left.
+    """Wait until the run's guard has released its lock, which it does once no process of the run is left.
 
     Returns False after `timeout_s`; a save in progress extends the timeout.
     """

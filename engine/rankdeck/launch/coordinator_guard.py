@@ -157,12 +157,12 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """End every part; send the nodes the name of the host to blame (`because`) and the reason (`why`)."""
+        """End every host's part; send the nodes the blamed host's name (`because`) and the reason (`why`)."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its part and, if known, why. The local part has already ended."""
+        """Tell every node to end its part, and give the reason if known. The local part has already ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages
@@ -305,7 +305,7 @@ CLOCK_MESSAGE = "clock"
 """The value of "word" in a clock request and in the answer to it."""
 CLOCK_INTERVAL_S = 5.0
 _CLOCK_TOLERANCE_S = 0.001
-"""Changes of a clock offset that are smaller than this are not written."""
+"""Changes in a clock offset that are smaller than this are not written."""
 
 
 class HostClocks:

@@ -43,7 +43,7 @@ _USED_GPU_TEXTS = {
         "unknown amount of its memory."
     ),
 }
-"""Warnings by (whether the process's name is known, whether the amount of memory that it holds is known)."""
+"""Warnings, keyed by whether the process's name is known and whether its memory use is known."""
 _SINGLE_TEXTS = (
     tr_noop("Strategy single uses only {device}; 1 more device stays unused."),
     tr_noop("Strategy single uses only {device}; {rest} more devices stay unused."),

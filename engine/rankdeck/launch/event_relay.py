@@ -39,8 +39,8 @@ class EventSender:
         self._sent: dict[str, int] = {}
 
     def read_new(self) -> Iterator[GuardMessage]:
-        """Yield messages with the data written since the last call. Of supervisor and guard files, only
-        complete lines are included."""
+        """Yield messages with the data written since the last call; from supervisor and guard files, yield
+        only complete lines."""
         left = _MAX_CHUNKS
         for name in sorted(self._file_names()):
             while left > 0 and (word := self._next_chunk(name)) is not None:

@@ -65,7 +65,7 @@ class ExitRecorder:
     def reserve(self, folder: int) -> None:
         """Reserve disk space for end.json now, since the disk may be full when the run ends.
 
-        `folder` is a descriptor of the run's directory, which stays valid if the directory is moved.
+        `folder`, a descriptor of the run's directory, stays valid if the directory is moved.
 
         Raises:
             OSError: the file cannot be written.
@@ -76,8 +76,8 @@ class ExitRecorder:
         os.fsync(self._reserved)
 
     def latest_attempt(self) -> int:
-        """Return the latest attempt. A supervisor that restarts its ranks starts attempts without informing
-        the guard."""
+        """Return the latest attempt, found from the event files: a supervisor that restarts its ranks starts
+        a new attempt without informing the guard."""
         names = [path.name.split(".")[1] for path in self._events_folder().glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
 

@@ -120,7 +120,7 @@ class ForkedRanks(RankGroup):
             self._supervisor.report_problem(problem)
 
     def release(self) -> None:
-        """Prepare what all ranks share (a vocabulary), then release them.
+        """Prepare what all ranks share (such as a vocabulary), then release the ranks.
 
         This happens after the fork, because the preparation may start threads.
         """

@@ -32,7 +32,7 @@ from rankdeck.observer import process_title
 _log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 4.0
-"""Time from TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
+"""How long the supervisor has from TERM to KILL: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
 """Seconds between two checks of the path of the run's directory."""
 EXIT_STOPPED = 130
@@ -220,7 +220,7 @@ class Guard:
         self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
-        """Ask the supervisor to end the run. A repeated request has an effect only with `now`."""
+        """Ask the supervisor to end the run; kill it if `now`. Without `now`, a second call has no effect."""
         if self._status is None and not self._is_stop_requested:
             _log.info("stop requested, SIGTERM to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGTERM)

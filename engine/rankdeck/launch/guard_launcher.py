@@ -37,7 +37,7 @@ _GUARD_CODE = (
 )
 _READY_TIMEOUT_S = 30.0
 SCRIPT_KILL_AFTER_S = 32.0
-"""Time from TERM to KILL of a script's supervisor: 30 s for its ranks, the rest for its own reports."""
+"""How long a script's supervisor has from TERM to KILL: 30 s for its ranks, the rest for its own reports."""
 _RUN_VARIABLES = {  # set by a run that this command may be part of
     "RANKDECK_RUN",
     guard.GUARD_ENV,
@@ -75,7 +75,7 @@ def start_guard(
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
     shares with this command. `lock_fds` and `hosts` become the fields `held` and `hosts` of `GuardSpec`.
 
-    Raises: DeviceError if a lease has been taken, NotResumableError if the run is alive, MachineError.
+    Raises: DeviceError for a taken lease, NotResumableError for a live run, MachineError for other failures.
     """
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()

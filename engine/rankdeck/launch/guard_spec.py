@@ -44,7 +44,7 @@ class GuardSpec(TypedDict):
     signals: NotRequired[bool]
     """Whether the guard forwards signals to the ranks, which it does only for a script."""
     stop_s: NotRequired[float]
-    """Time from TERM to KILL of the supervisor.
+    """How long the supervisor has from TERM to KILL.
 
     Optional, like `signals`: a process that has imported an older version does not pass them when it starts a
     newer version's guard.

@@ -129,7 +129,7 @@ class HostGuard(Guard, abc.ABC):
             self._kill_at = time.monotonic() + VICTIM_TIMEOUT_S
 
     def fail(self, because: Sentence) -> None:
-        """Fail the run if its supervisor has not started yet."""
+        """Fail the run with the reason `because` if this host's supervisor has not started yet."""
         if not self.has_started:
             self.end_reason, self._status = because, 1
 

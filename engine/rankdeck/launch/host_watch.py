@@ -48,8 +48,8 @@ class NodeWatch(Watch):
         return False
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Inspect the ranks as closely as the coordinator inspects its own ranks. Never returns True, so a
-        node does not end the run."""
+        """Inspect the ranks in as much detail as the coordinator inspects its own. Always return False, so
+        that a node does not end the run."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         if key != self._suspected or now_s - self._inspected_s > RECHECK_INTERVAL_S:
             self._suspected, self._inspected_s, self._reported_s = key, now_s, 0.0

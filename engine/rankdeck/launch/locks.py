@@ -19,11 +19,11 @@ class RunAlive(Exception):  # noqa: N818 - as above
 
 
 def lock(path: str, holder: str) -> int:
-    """Take a lock for the life of this process, write `holder` into the lock's file and return the
+    """Take a lock for the lifetime of this process, write `holder` into the lock's file and return the
     descriptor.
 
-    Raises: LockHeld, with the holder's text, if another process holds the lock; OSError if the file cannot be
-    used.
+    Raises: LockHeld, with the text that the other process wrote, if another process holds the lock; OSError
+    if the file cannot be used.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for attempt in range(20):

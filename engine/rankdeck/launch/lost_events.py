@@ -1,4 +1,4 @@
-"""Find events that ranks could not write: how many, since which step, and why.
+"""Find out how many events ranks could not write, since which step, and why.
 
 A rank that can no longer write to its file reports this in its last heartbeat (base/heartbeat.py). Once it
 can write again, it reports the loss in an event.
@@ -56,7 +56,7 @@ def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> li
 
 
 def _last_step(tail: Sequence[events.AnyEvent]) -> int | None:
-    """Return the last step in events that are ordered newest first."""
+    """Return the latest step that has ended, given events ordered newest first."""
     steps = (event for event in tail if isinstance(event, events.Steps) and event.ended)
     return next((event.first + len(event.ended) - 1 for event in steps), None)
 

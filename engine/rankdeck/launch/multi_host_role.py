@@ -53,7 +53,7 @@ class MultiHostRole:
 
     @classmethod
     def as_coordinator(cls, num_hosts: int, address: str) -> MultiHostRole:
-        """Create the coordinator's role, listening at `address`.
+        """Create the coordinator's role, listening on `address`.
 
         Raises:
             ConfigError: this host has no such address, or `num_hosts` is below 2.

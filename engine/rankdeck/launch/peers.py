@@ -1,6 +1,6 @@
 """Connections between the guards of a multi-host run, with heartbeats that detect lost hosts.
 
-The coordinator's guard listens at one address, on a free port, while the run lasts. Each node's guard
+The coordinator's guard listens on one address and a free port while the run lasts. Each node's guard
 connects, sends the run's secret and information about its host, and gets the layout once the last node has
 joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
 seconds is considered lost even if its connection is still open, as it is after a cable is unplugged. torch's

@@ -72,7 +72,7 @@ def signal_if_handled(pid: int, number: int) -> bool:
 
 
 def signal_sessions(sessions: set[int], number: int) -> None:
-    """Send a signal to every process of these sessions, whatever its group."""
+    """Send a signal to every process of these sessions, whatever its process group."""
     for pid in psutil.pids():
         try:
             if os.getsid(pid) in sessions:

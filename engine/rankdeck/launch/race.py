@@ -178,7 +178,7 @@ class RaceRunner:
         self._judge()
 
     def stop(self, now: bool = False) -> None:
-        """End the running entry and start no other."""
+        """End the running entry, at once if `now`, and start no other."""
         self.is_stopped = True
         if self._current_run is not None:
             stop_if_alive(self._current_run, now=now)

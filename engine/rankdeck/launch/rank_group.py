@@ -97,7 +97,7 @@ class RankGroup(abc.ABC):
     Otherwise the guard does, if the supervisor's report says that a restart may help.
     """
     blamed_host = ""
-    """The other host that caused the failure; empty if there is none."""
+    """Name of the remote host that caused the failure; empty if there is none."""
 
     def __init__(self, arguments: SupervisorArguments, supervisor: SupervisorInterface) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor

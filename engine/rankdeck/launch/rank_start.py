@@ -22,7 +22,7 @@ from rankdeck.observer import process_title
 def run(worker: str) -> NoReturn:
     """Run a module or .py file to its end, then exit at once.
 
-    The interpreter's own exit takes seconds while process groups are alive, and may hang.
+    The interpreter's own exit takes seconds while torch's process groups are alive, and may hang.
     """
     ignore_full_disk()
     _enable_stack_dumps()

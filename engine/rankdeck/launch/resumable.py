@@ -38,7 +38,7 @@ def check_not_alive(run: RunDir) -> None:
 def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = False) -> None:
     """Check that the run can be resumed with `config`.
 
-    The hosts of a multi-host run compare their checkpoints later.
+    With `is_multi_host`, checkpoints are not checked here: the hosts compare theirs later.
 
     Raises:
         NotResumableError: the run cannot be resumed.
@@ -80,7 +80,7 @@ def _check_foreign_entries(run: RunDir) -> None:
     """Check that writing to the run's folder cannot change files elsewhere.
 
     Raises:
-        NotResumableError: an entry leads outside the folder, or the folder cannot be read.
+        NotResumableError: writing to an entry could change files elsewhere, or the folder cannot be read.
     """
     try:
         entry = run_dir.find_foreign_entry(run.path)

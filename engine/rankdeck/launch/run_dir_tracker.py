@@ -63,7 +63,7 @@ class RunDirTracker:
         )
 
     def close(self) -> None:
-        """Remove the link after the run's end, when the run's lock is free."""
+        """Wait `_LINK_TIMEOUT_S`, then remove the link; called after the run's end, when its lock is free."""
         if self._is_linked:
             time.sleep(_LINK_TIMEOUT_S)
             self._unlink()

@@ -36,7 +36,7 @@ NUM_SLOTS = 64
 """Heartbeat slots: more than the ranks that Rankdeck starts, because a script may start ranks itself."""
 _IDLE_AFTER_S = 5.0
 _BUSY_TIMEOUT_S = 120.0
-"""How long a single rank may compute between two steps (as in an evaluation) before a hang is reported."""
+"""How long a script's only rank may compute between steps (as in evaluation) before a hang is reported."""
 _RECHECK_BYTES = 1 << 16
 
 
@@ -73,8 +73,8 @@ class ScriptWatch(Watch):
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang. A single rank that is computing may be writing a checkpoint, so its hang is reported
-        only after `_BUSY_TIMEOUT_S`."""
+        """Report a hang. A script's only rank may be busy writing a checkpoint: while it uses the CPU, its
+        hang is reported only after `_BUSY_TIMEOUT_S`."""
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
             return False
@@ -224,7 +224,7 @@ class ScriptWatch(Watch):
         )
 
     def early_exit_problem(self) -> Problem | None:
-        """Return a problem that names the first rank to exit with status 0 while other ranks still worked.
+        """Return a problem that names the first rank to exit with status 0 while others were still running.
 
         The other ranks themselves only report a lost connection.
         """

@@ -131,10 +131,10 @@ def start_script(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """Start a run of a user's script under a guard. The other arguments are those of `start_run`.
+    """Start a run of a user's script under a guard.
 
     `attached` holds the streams that the script shares with this command. Without it, the script's output
-    goes only to the logs, and its stdin is empty.
+    goes only to the logs, and its stdin is empty. The other arguments are those of `start_run`.
 
     Raises:
         ConfigError: the script or its folder does not exist.
@@ -163,7 +163,7 @@ def rerun(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """Start a new run of the script that `run` ran, in the same folder.
+    """Start a new run with the same script and working directory as `run`.
 
     Raises:
         NotResumableError: the run is alive, or is not the run of a script. Other errors are those of
@@ -313,7 +313,7 @@ def check_single_host(config: RunConfig) -> None:
 def run_environment(
     config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
-    """Return the contents of environment.json for the run of a configuration, whose ranks use this Python
+    """Return the contents of environment.json for a configuration's run, whose ranks use this Python
     environment."""
     facts = _environment_facts(
         config.folder, choice, command_line, started, reads_files=bool(config.user_code())

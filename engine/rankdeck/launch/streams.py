@@ -116,8 +116,8 @@ class StreamRelay(threading.Thread):
 class RankStreams:
     """The three streams of one rank. `logs` holds the log paths for stdout and for stderr.
 
-    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the descriptor that becomes its
-    controlling terminal.
+    `stdin`, `stdout` and `stderr` are the rank's ends of the streams; `terminal` is the descriptor of the
+    rank's controlling terminal, None if it has none.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     report the start  ->  start the ranks, watch them  ->  find the one cause if a rank fails  ->  end the
     remaining ranks  ->  report the end, or start the next attempt if restarts are left
 
-The rank group hides whether the ranks train a configuration or run a user's script: read rank_group.py,
+The rank group hides whether the ranks run a configuration or a user's script: read rank_group.py,
 forked_ranks.py and script_ranks.py next. Nothing here imports torch, and the supervisor of a script never
 does, because the script may use a different torch.
 

@@ -130,7 +130,7 @@ RANK_VARIABLES = {
 
 
 def _sets_signals_variable(python: str) -> bool:
-    """Check in the source of this interpreter's torchrun whether it sets TORCHELASTIC_SIGNALS_TO_HANDLE."""
+    """Check in the source of `python`'s torchrun whether it sets TORCHELASTIC_SIGNALS_TO_HANDLE."""
     for packages in _site_packages(Path(python)):
         try:
             text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")

@@ -53,7 +53,7 @@ VICTIM_TIMEOUT_S = 1.0
 INPUT_ERROR_TIMEOUT_S = 1.5
 """How long to wait, after one rank's input error, for the other ranks to report the same error."""
 RECHECK_INTERVAL_S = 10.0
-"""Seconds between two inspections of a hanging run while it must not be ended."""
+"""Seconds between two inspections of a run that hangs but must not be ended."""
 
 
 class Watch:
@@ -133,8 +133,9 @@ class Watch:
         return self.beats() | self.silent_ranks()
 
     def silent_ranks(self) -> dict[int, Beat]:
-        """Return the living ranks that have sent no heartbeat yet, each with a placeholder heartbeat from the
-        start time. A rank that has written events is left out: it works without a heartbeat page."""
+        """Return the living ranks that have sent no heartbeat yet, each with a placeholder heartbeat that
+        carries the start time. A rank that has written events is left out: it works without a heartbeat page.
+        """
         beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
@@ -214,8 +215,8 @@ class Watch:
         return max(self._num_ranks, len(self.ranks)) == 1
 
     def _may_end(self) -> bool:
-        """Check whether a hang may end the run, as no progress can be expected. A single rank that is
-        computing may just be slow, and so may all ranks while they load data and build the model."""
+        """Check whether a hang may end the run because no progress can be expected. A run's only rank may
+        just be slow while it computes, and so may all ranks while they load data and build the model."""
         hang_state = self._hang_state
         has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in hang_state.beats.values())
         if self._on_hang == "wait":

@@ -1,7 +1,7 @@
 """Count the bytes on a device by module and kind: the model's modules and their share of the optimizer state.
 
-Each storage counts once, under the first module and kind that own it. Names omit the strategies' wrappers, so
-that they match the user's model. Read torch_memory.py first, which counts by kind alone.
+Each storage counts once, under the first module and kind it belongs to. Names omit the strategies' wrappers,
+so that they match the user's model. Read torch_memory.py first, which counts by kind alone.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def reset_gpu_peaks(device: torch.device) -> None:
 def count_by_owner(
     device: torch.device, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, int]:
-    """Return the bytes on `device` by kind; each storage counts once, under the first kind that owns it."""
+    """Return the bytes on `device` by kind; each storage counts once, under the first kind it belongs to."""
     counted: set[int] = set()
     parameters = list(module.parameters())
     states = () if optimizer is None else optimizer.state.values()

@@ -25,7 +25,8 @@ class VirtualDevices:
         self.num_devices = num_devices
         self.ledger: AnyLedger = ledger or NullLedger()
         self.moved_bytes: dict[tuple[int, int], int] = {}
-        """Bytes transferred so far by (source, target), tracked or not, excluding transfers from the host."""
+        """Bytes transferred so far per (source, target), tracked or not, excluding transfers from the host.
+        """
         self._lock = threading.Lock()
 
     def count_transfer(self, source: int | None, target: int, num_bytes: int) -> None:

@@ -63,7 +63,7 @@ def model(*, config: str, **changes: Any) -> nn.Module:
 
 def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
     """Return (data, None): random sequences from the configuration's vocabulary, used as both inputs and
-    labels, without held-out data.
+    labels. None means that there is no held-out data.
 
     Raises:
         ModelError: the file is not a language model's configuration.

@@ -42,8 +42,8 @@ class Loss:
     is_in_model: bool = False
     """Whether the model's forward computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
-    """Function that returns the reason why the losses of microbatches have not always added up to the batch's
-    loss; None if no reason was found."""
+    """Function that returns the reason why the losses of microbatches do not always add up to the batch's
+    loss, or None if no reason was found."""
 
 
 def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,16 +262,16 @@ class MeanTerm:
 
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
-    """Return the terms that add up to `loss`, a 0-dim tensor; empty without an autograd graph to inspect.
-    None stands for a term that is not known to be a mean."""
+    """Return the terms that add up to `loss`, a 0-dim tensor; an empty list if there is no autograd graph to
+    inspect. None stands for a term that is not known to be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))
 
 
 def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
-    """Yield the terms that make up the operation output at `edge`. If `divisor` is set, that output is later
-    divided by it, and a sum counts as a mean."""
+    """Yield the terms that add up to an output of a graph node; `edge` is (node, output index). If `divisor`
+    is set, that output is later divided by it, so a sum counts as a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
     above = [input_edge for input_edge in node.next_functions if input_edge[0] is not None]
@@ -383,8 +383,8 @@ def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
 
 
 def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
-    """Count the elements that differ from `mask`, excluding the positions before `first` in each row, which
-    decoders skip."""
+    """Count the elements of the tensor `name` that differ from `mask`. The first `first` positions of each
+    row, which decoders skip, are excluded."""
     tensor = _named_tensors(batch)[name]
     return ((tensor[..., first:] if tensor.ndim > 1 else tensor) != mask).sum()
 

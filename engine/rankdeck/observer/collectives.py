@@ -65,7 +65,7 @@ class CollectiveCalls:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all calls and create a new lock; called at the start and in a forked child."""
+        """Forget all calls and create a new lock; called by the constructor and in a forked child."""
         self._lock = threading.Lock()
         self._counts: dict[str, list[Any]] = {}
 

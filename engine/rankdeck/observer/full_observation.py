@@ -7,7 +7,7 @@ pops whichever mode is on top of the stack: if the script does not exit a mode o
 below that mode, observes nothing more and is abandoned.
 
 The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs, this part is
-off, because the allocators report memory. Read memory/ledger.py in rankdeck next.
+off, because torch's allocator measures the memory there. Read memory/ledger.py in rankdeck next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
 class MemoryTracker:
-    """Tracks steps of this process. `ledger` is set while a step is tracked."""
+    """Tracks the memory of this process during a few steps. `ledger` is set while they are tracked."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session

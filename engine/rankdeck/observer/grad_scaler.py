@@ -1,6 +1,6 @@
 """Observes gradient scalers: unscaled losses, and steps that a scaler skipped.
 
-A scaler that finds infinite gradients does not call the optimizer. Such a step does not count, and its loss
+A scaler that finds non-finite gradients does not call the optimizer. Such a step does not count, and its loss
 is dropped. Only skipped steps of the leading optimizer are reported. If a fused optimizer skips the update
 inside its own step, the step still counts.
 """

@@ -36,7 +36,7 @@ class _LoaderIterator:
         self.first_batches: list[list[Any]] = []
         """Numbers read from the iterator's first batches, one list per batch (see epochs.py)."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has used a batch: in any pass, or (`is_trained_on_now`) in the current pass."""
+        """Whether a backward used a batch of any pass, or, for `is_trained_on_now`, of the current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 

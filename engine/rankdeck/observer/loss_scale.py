@@ -16,7 +16,7 @@ _MAX_NODES = 64
 _LINEAR_NODES = ("AddBackward0", "SubBackward0", "SumBackward0", "MeanBackward0", "StackBackward0")
 """Nodes whose result is a multiple of the scale if all their inputs are."""
 _PRODUCT_NODES = ("MulBackward0", "DivBackward0")
-"""Nodes that turn a multiple of the scale into another if the other factor or the divisor is constant."""
+"""Nodes whose result is a multiple of the scale if a factor or the dividend is and the other is constant."""
 _UNKNOWN = object()
 
 
@@ -48,7 +48,7 @@ def unscale(loss: Any) -> Any:
 
 
 def _find_scale(root: Any) -> Any:
-    """Return the scale of a graph's root; None if nothing is scaled."""
+    """Return the scale of the loss at a graph's root; None if no term is scaled, `_UNKNOWN` if unclear."""
     scales: list[Any] = []
     is_mixed = False
     waiting = [(root, True)]

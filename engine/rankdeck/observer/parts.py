@@ -26,7 +26,7 @@ LIGHTNING = (
     "pytorch.loggers.comet",
     "pytorch.loggers.neptune",
 )
-"""Modules of Lightning, whose pytorch and fabric exist inside one package and also as separate packages."""
+"""Modules of Lightning, whose subpackages pytorch and fabric are also published as separate packages."""
 _STANDALONE_PACKAGES = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
 
 

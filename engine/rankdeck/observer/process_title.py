@@ -1,7 +1,7 @@
 """Sets the names that `ps`, `top` and `nvidia-smi` show: "rank 2/4 gpt-ddp", "guard gpt-ddp".
 
-Linux keeps two names of a process: `comm` (15 bytes), which the process can change by writing to a file, and
-the arguments. In a user's script, only `comm` is changed. Rankdeck's own ranks are forked, so all of them
+Linux keeps two names for each process: `comm` (15 bytes), which the process can change by writing to a file,
+and the arguments. In a user's script, only `comm` is changed. Rankdeck's own ranks are forked, so all of them
 would show the supervisor's arguments; these are overwritten in memory, long after Python has copied them. If
 the system refuses, the names stay as they are: a name is not worth a failure. This module is in the
 observer's package because the observer and the guard import nothing from outside that package.
@@ -14,7 +14,7 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def short_run_name(run: str) -> str:
-    """Return the name of a run directory without its time stamp: 'gpt-ddp-4-d899'."""
+    """Return the name of a run directory without its timestamp: 'gpt-ddp-4-d899'."""
     name = os.path.basename(run)
     stamp, _, rest = name.partition("-")
     return rest.partition("-")[2] or name if stamp.isdigit() else name

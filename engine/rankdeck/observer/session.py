@@ -49,7 +49,7 @@ _COUNTER_INTERVAL_S = 5.0
 
 class RankSession:
     """Session of a process of the run. `rank` is None until the process steps an optimizer; `step` is the
-    last step."""
+    number of the last finished step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.run = environment["RANKDECK_RUN"]
@@ -65,7 +65,7 @@ class RankSession:
         self.disabled_parts: dict[str, str] = {}
         self.stack_signal: int | None = None
         self.losses: Any = None
-        """The LossTracker; None if that part is off."""
+        """The LossTracker; None if losses are not tracked."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()
@@ -343,8 +343,8 @@ def _rank_and_world_size() -> tuple[int, int | None]:
 
 
 def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
-    """Return the indices and UUIDs of the devices that hold trained parameters; on CPUs, the rank and
-    None."""
+    """Return the indices and UUIDs of the devices that hold trained parameters; on CPUs, [rank] and an empty
+    list."""
     torch: Any = sys.modules["torch"]
     indices = sorted(
         {

@@ -3,7 +3,7 @@
 faulthandler does not need the interpreter lock, so this works even in a rank that hangs in C code. The signal
 is the highest real-time signal without a handler; if a script later installs its own handler for that signal,
 the script's handler replaces ours. Soon after stacks are written, and when an error ends the script, the
-latest collectives from torch's flight recorder are written to a file in the same folder.
+latest collectives from torch's flight recorder are written to another file in the stacks' folder.
 """
 
 from __future__ import annotations

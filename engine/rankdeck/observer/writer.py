@@ -5,8 +5,8 @@ next free rank number of the run. If the process that wrote the file has ended, 
 after the last line. A process that logs values but does not train unlocks its file after each write, and
 other processes wait until the file is unlocked. Each line is one write. Lines that cannot be written to disk
 are counted, and the count is reported once writing works again. A script may close descriptors that it did
-not open (a daemon does), and one of its own files may then get the same number: in that case nothing is
-written or closed. See events.py in rankdeck.
+not open (a daemon does), and one of its own files may then get the same descriptor number: this module
+neither writes to such a file nor closes it. See events.py in rankdeck.
 """
 
 from __future__ import annotations

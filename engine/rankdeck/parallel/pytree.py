@@ -81,8 +81,8 @@ def num_samples(batch: Any) -> int:
 def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
     """Check that a batch can be split along its first dim.
 
-    Raises: ModelError if the first dim of a tensor is not as long as the number of samples, as with
-    concatenated graphs or sentences, or with a number shared by all samples.
+    Raises: ModelError if the size of a tensor's first dim is not `num_samples`, as with concatenated graphs
+    or sentences, or if a tensor has no dims, as with a number shared by all samples.
     """
     for tensor in tensor_leaves(batch):
         if tensor.shape[:1] != (num_samples,):

@@ -164,11 +164,11 @@ def peak_reserved_bytes(
     side_streams: bool,
     limit_bytes: int | None = None,
 ) -> int:
-    """Return the allocator's peak of reserved bytes while it replays the log on top of `preallocated_bytes`.
+    """Return the peak of reserved bytes of an allocator that replays the log.
 
-    `preallocated_bytes` are never freed. With `side_streams`, communication buffers are allocated on their
-    own streams. `limit_bytes` is the memory that the allocator can reserve; the result exceeds it only if the
-    log cannot fit.
+    Blocks of the sizes in `preallocated_bytes` are allocated first and never freed. With `side_streams`,
+    communication buffers are allocated on their own streams. `limit_bytes` is the memory that the allocator
+    can reserve; the result exceeds it only if the log cannot fit.
     """
     allocator = CachingAllocator(limit_bytes)
     for index, num_bytes in enumerate(preallocated_bytes):

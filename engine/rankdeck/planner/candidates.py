@@ -189,8 +189,8 @@ class Target:
     """The devices to plan for.
 
     `name` is for display ("8 x A100-80GB"). `like_cuda` is true if the devices are GPUs, on this machine or
-    another. `host_bytes` is this machine's free memory if virtual devices share it, else None. `by_host` is
-    the number of devices on each host of a run on several hosts.
+    another. `host_bytes` is this machine's free memory if virtual devices share it, else None. `by_host` maps
+    each host of a run on several hosts to its number of devices.
     """
 
     name: str

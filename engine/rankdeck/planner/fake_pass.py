@@ -98,7 +98,7 @@ class PassResult:
     omissions: tuple[str, ...] = ()
     """Reasons why the predicted memory is only a lower bound, as sentences for display."""
     notes: tuple[str, ...] = ()
-    """Reasons why the run would end with other weights than a run on a single device."""
+    """Reasons why the run would end with different weights than a run on a single device."""
 
 
 class NotTraceableError(Exception):

@@ -56,7 +56,7 @@ same."""
 _MAX_TENSOR_PARALLEL = 8
 """Maximum number of slices of a layer: the usual number of GPUs in one machine."""
 _MAX_ACCUMULATE = 4
-"""Maximum number of microsteps: planning each microstep takes as long as planning the whole batch."""
+"""Maximum number of microsteps: planning each one takes as long as planning an undivided batch."""
 _MAX_REMAINING_SHARE = 0.95
 """Maximum ratio of a device's memory need after doubling the devices to its need before; above this ratio,
 more devices do not help."""
@@ -97,8 +97,7 @@ def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]
 
 
 def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[str, object]]:
-    """Yield alternatives for a torch optimizer that would use the foreach implementation, which needs
-    temporary copies."""
+    """Yield changes that avoid a torch optimizer's foreach implementation, which needs temporary copies."""
     chosen = config.train.optimizer
     foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
     takes_lists = target.like_cuda and not fused if foreach is None else foreach
@@ -313,7 +312,7 @@ def _on_more_devices(
 
 
 def _sharded_candidates(base: RunConfig, count: int) -> list[Candidate]:
-    """Return fsdp, or hybrid with tensor parallelism if the batch has fewer samples than devices."""
+    """Return fsdp, or hybrid with tensor parallelism if `count` devices cannot share the batch equally."""
     shard = math.gcd(base.train.global_batch, count)
     if shard == count:
         return [Candidate("fsdp")]

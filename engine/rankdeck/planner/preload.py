@@ -1,4 +1,4 @@
-"""Import the modules that planning a rank needs before forking, so that the child processes inherit them."""
+"""Import, before forking, the modules that planning a rank needs, so that child processes inherit them."""
 
 from __future__ import annotations
 

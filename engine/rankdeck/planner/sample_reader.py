@@ -217,7 +217,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to read a batch made up to measure its size; ignore errors that the data set raises."""
+        """Try to measure an artificial batch; ignore errors that the data set raises while reading it."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])
@@ -234,7 +234,7 @@ class _SampleReader:
         return self._budget_s - (time.monotonic() - self._start_s)
 
     def _estimated_s(self, num: int) -> float:
-        """Estimate how many seconds reading a batch takes, from the samples read so far."""
+        """Estimate the seconds for reading a batch of `num` samples from the time per sample so far."""
         num_read = len(self._single_sizes) + sum(len(indices) for indices, _ in self._probes)
         return num * (time.monotonic() - self._start_s) / num_read
 

@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""(one size of each sample of a batch when read alone, the same size of the whole batch)."""
+"""(a dim's length, or a number, in each sample of a batch when read alone; the same in the whole batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):

@@ -134,7 +134,7 @@ class RecordedAnswers:
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """Number of true elements per mask, by the storage of the mask; backward needs it again."""
+        """Number of true elements per mask, by the key of the mask's storage; backward reuses the numbers."""
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:

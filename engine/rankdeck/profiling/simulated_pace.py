@@ -4,7 +4,7 @@
 
 Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. In the
 first step every slot's FLOPs are counted, in the second the real computation is timed, and from the third on
-every slot is paced. A slot must last at least 50 ms and its real computation at most 5 % of that, or the
+every slot is paced. A slot must last at least 50 ms and its real computation at most 5 % of the slot, or the
 timeline would be misleading: a rate that makes slots too short is refused, and a suitable rate is chosen if
 none is requested. Everything else (optimizer, copies, gloo) runs in real time. Read spans.py first: its spans
 are the slots.
@@ -82,8 +82,8 @@ class SimulatedPace:
     """Pacing of one rank's devices: a rate shared by all ranks determines how long their slots last.
 
     `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
-    `communicates_in_forward`, a slot may wait for other ranks midway; that wait does not count as
-    computation.
+    `communicates_in_forward`, a device may wait for other ranks in the middle of a slot; that wait does not
+    count as computation.
     """
 
     def __init__(

@@ -140,8 +140,8 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """Start a phase on all the rank's devices; return a context that must exit on this thread to end the
-        phase."""
+        """Start a phase on all the rank's devices; return a context that ends the phase when it exits, which
+        must happen on this thread."""
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))

@@ -10,7 +10,7 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """Clock offset, taken from the answer with the shortest round trip within `WINDOW_S`.
+    """Clock offset, taken from the answer with the shortest round trip in the last `WINDOW_S` seconds.
 
     The error of the offset is at most half of that round trip.
     """

@@ -96,7 +96,7 @@ def _launch(
 
 
 def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
-    """Wait until the coordinator's command has printed the run's path, then stop the run by that path."""
+    """Wait until the coordinator's command has printed the run's path, then stop the run at that path."""
     coordinator = first.host
     hosts.poll_until(lambda: first.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S)
     path, stopped = first.result().path, first

@@ -40,7 +40,7 @@ class CommandResult(msgspec.Struct):
 
     @property
     def attempt(self) -> int:
-        """Number of the run's attempt."""
+        """Number of the attempt that the command started; 0 if `place` does not contain it."""
         number = self.place.rpartition("@")[2]
         return int(number) if number.isdecimal() else 0
 

@@ -318,6 +318,6 @@ class RunMirror:
             self.write_origin(replace(self._origin, is_lost=is_lost))
 
     def close(self) -> None:
-        """Release the locks: from here on it is unknown whether the run is alive."""
+        """Release the copy's locks, after which the copy no longer shows whether the run is alive."""
         for handle in (self._guard_lock, self._copy_lock):
             os.close(handle)

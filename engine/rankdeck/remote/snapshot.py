@@ -1,7 +1,7 @@
 """Pack a configuration and its code into an archive, and unpack it on another host.
 
 The code consists of the files in the configuration's folder that git tracks or would add; without git, of the
-Python files and the lock file. Large files are left out: data is never moved. The unpacked folder is named
+Python files and the lock file. Large files are left out: data is never copied. The unpacked folder is named
 after the archive's hash, so that the same code is stored only once. It is kept as long as the configuration
 of a run on that host names it, since the run may be resumed at any time, and for a month longer.
 """
@@ -44,7 +44,7 @@ _KEEP_UNUSED_S = 30 * 86_400.0
 _CLEANUP_TIMEOUT_S = 2.0
 """Time limit of a cleanup, so short that the client gets its answer before it considers the host silent."""
 _UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
-"""Pattern of the names of unpacked folders, and of temporary folders that are being unpacked or removed."""
+"""Pattern of the names of unpacked folders, and of temporary folders during unpacking or removal."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 

@@ -70,8 +70,8 @@ def serve_command(host: str) -> list[str]:
 
 
 def shell_command(host: str, script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a POSIX shell script on the host; $1 in the script is its first
-    argument."""
+    """Return the command that runs a POSIX shell script on the host, with `arguments` as the script's $1, $2
+    and so on."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
         options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_PERSIST_S}"]

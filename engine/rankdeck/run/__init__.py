@@ -1,7 +1,7 @@
 """Build a run's state from its events (steps, devices, anatomy, problems), and export it.
 
-Calling this module, as in `rankdeck.run("train.py")`, calls `run` in api/runs.py: the public function has the
-same name as this package, which existed first.
+Calling this module, as in `rankdeck.run("train.py")`, calls `run` in api/runs.py, because that public
+function was added later under the name of this package.
 """
 
 import importlib

@@ -236,7 +236,7 @@ class AnatomyCollector:
         return self._complete(share.step)
 
     def set_world_size(self, world_size: int) -> None:
-        """Set the number of ranks, which may complete pending steps."""
+        """Set the number of ranks; pending steps that all ranks have reported become complete."""
         self.world_size = world_size
         # `sorted` also makes the copy that this loop needs, because `_complete` removes steps.
         for step in sorted(self._pending):

@@ -1,4 +1,4 @@
-"""Hold the state of one attempt of a run, which is built from the attempt's files in any order.
+"""Hold the state of one attempt of a run, which is built from the attempt's files, read in any order.
 
 Only `cut` depends on another attempt: steps that a later attempt trains again are superseded and discarded.
 run_state.py combines the attempts.
@@ -175,7 +175,7 @@ class Attempt:
     def join_rows(self, loss_before: float | None = None) -> bool:
         """Append rows of the steps that are now complete; return whether anything was appended.
 
-        `loss_before` is the smoothed loss at the end of the previous attempts.
+        `loss_before` is the smoothed loss with which the previous attempt ended.
         """
         complete = self.joiner.join()
         for rows in complete:

@@ -101,7 +101,7 @@ class AttemptRows:
         return _samples_per_s_from(attempts, _warm_up_end(attempts))
 
     def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
-        """Return samples per second over the last `window_s` seconds of steps."""
+        """Return samples per second over the `window_s` seconds before the end of the newest step."""
         attempts = self._attempts_with_rows()
         return _samples_per_s_from(attempts, _window_start(attempts, window_s))
 
@@ -111,14 +111,14 @@ class AttemptRows:
         return _steps_per_s_from(attempts, _warm_up_end(attempts))
 
     def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
-        """Return steps per second over the last `window_s` seconds of steps."""
+        """Return steps per second over the `window_s` seconds before the end of the newest step."""
         attempts = self._attempts_with_rows()
         return _steps_per_s_from(attempts, _window_start(attempts, window_s))
 
     def step_times(self) -> dict[str, float | None]:
         """Return the median and 99th percentile of the seconds between the ends of consecutive steps.
 
-        The first step of each attempt is omitted, because no step ended before it.
+        The first step of each attempt is omitted, because no step of that attempt ended before it.
         """
         attempts = self._attempts_with_rows()
         # `last_dropped_end` is NaN until rows have been dropped, so an attempt's first step has no duration.
@@ -152,7 +152,7 @@ def _warm_up_end(attempts: Sequence[Attempt]) -> int:
 
 
 def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
-    """Return the index of the first row in the last `window_s` seconds of steps.
+    """Return the index of the first row in the `window_s` seconds before the end of the newest step.
 
     If the newest attempt has no rows in memory, return the index after the last row, for which no pace is
     known.

@@ -232,10 +232,10 @@ _CAPACITIES = (32_768, 4_096)
 
 
 class StepProgress:
-    """Progress of one attempt in time, samples and learning rate.
+    """Steps and samples of one attempt over time, and its learning rates by step (`lrs`).
 
-    `steps_over_time` holds (step, samples so far) by Unix time; `lrs` is by step. If the attempt continued
-    after step `after`, each earlier step is assumed to have as many samples as the attempt's first step.
+    `steps_over_time` holds (step, samples so far) by Unix time. If the attempt continued after step `after`,
+    each earlier step is assumed to have as many samples as the attempt's first step.
     """
 
     def __init__(self, after: int) -> None:

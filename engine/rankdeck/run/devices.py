@@ -23,7 +23,7 @@ def _history(*, keyed: bool = False) -> Series:
 
 @dataclass
 class AttemptDevice:
-    """One attempt's reports about a device. Histories are by Unix time.
+    """One attempt's reports about a device. The x values of the histories are Unix times.
 
     `peaks` lists each sampled step whose peak is larger than all earlier peaks, so that the last remaining
     entry is still the largest after a cut. `owners_history` is used for a script if only the owners of its
@@ -73,7 +73,7 @@ class AttemptDevice:
                 self.observed_s += interval_s
 
     def cut(self, last: int) -> None:
-        """Discard memory of the steps after `last`; keep the driver's readings, which belong to no step."""
+        """Discard memory values after step `last`; keep the driver's readings, which belong to no step."""
         self.peaks = [peak for peak in self.peaks if peak.step <= last]
         if self.latest_memory is not None and self.latest_memory.step > last:
             self.latest_memory = self.peaks[-1] if self.peaks else None
@@ -87,7 +87,7 @@ class DeviceState:
 
     `memory` is the memory in the newest sampled step (`memory_step`), `peak` the sampled step with the
     largest peak, and `num_sampled` the number of steps that the ledger tracked (0 for a GPU, whose peaks
-    cover all steps). The histories are by seconds since the start of the run.
+    cover all steps). The x values of the histories are seconds since the start of the run.
     """
 
     device: int

@@ -71,8 +71,8 @@ def export_weights(run: RunDir, file: Path) -> None:
 
 
 def are_weights_outdated(run: RunDir) -> bool:
-    """Check whether an ended run has a checkpoint later than its final weights, for example after it was
-    stopped."""
+    """Check whether an ended run has a checkpoint later than its final weights, or a checkpoint but no final
+    weights."""
     saved = list_checkpoints(run.checkpoints_folder)
     return bool(saved) and not run.is_alive() and saved[0].step > _read_step(run.weights)
 
@@ -119,10 +119,10 @@ def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
 
 
 def _values_by_step(state: RunState) -> dict[str, dict[int, float]]:
-    """Return, for each column, a mapping of step to value: evaluations, and the last value logged in each
+    """Return, for each column, a mapping from step to value: evaluations, and the last value logged in each
     step.
 
-    Columns have the same names as in TensorBoard, unless another column has that name.
+    A column has the same name as in TensorBoard, unless another column already has that name.
     """
     values_by_column: dict[str, dict[int, float]] = {}
     for attempt in state.attempts.values():
@@ -230,7 +230,7 @@ def _step_columns(state: RunState) -> tuple[str, ...]:
 
 
 def _cells(row: Row, num_columns: int) -> list[Any]:
-    """Return the row with None for unknown values, and samples as an integer."""
+    """Return the row's cells: None for unknown values, and the number of samples as an integer."""
     cells = [value if math.isfinite(value) else None for value in row[:num_columns]]
     samples = COLUMNS.index("samples")
     count = cells[samples]

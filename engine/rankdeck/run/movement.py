@@ -165,8 +165,8 @@ class Timeline(msgspec.Struct):
     """Whether all operations are laid out; False if a device waits for data that no device sends."""
 
     def traffic_by_operation(self) -> dict[str, TrafficTotal]:
-        """Return the traffic of a step by operation name; for a collective, the bytes of every member are
-        added."""
+        """Return the traffic of a step by operation name; a collective's bytes are the sum of the bytes of
+        all members."""
         totals: dict[str, TrafficTotal] = {}
         for line in self.lines:
             moves = totals.setdefault(line.name, TrafficTotal())
@@ -202,8 +202,8 @@ def build_timeline(
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
     `communication_share` scales the transfers: the device that sends the most bytes would send for that share
-    of its time and compute for the rest. A pipeline's schedule ignores the share. With `overlaps`, steps are
-    not flushed: each device's input was sent in an earlier step, so no device waits for input.
+    of its time and compute for the rest. A pipeline's schedule ignores the share. With `overlaps`, the
+    pipeline is not flushed between steps: inputs were sent in an earlier step, so no device waits for input.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:
         return None
@@ -214,7 +214,7 @@ def build_timeline(
 
 
 class _TimelineBuilder:
-    """Builder of a timeline, which repeatedly advances each device until it would have to wait."""
+    """Timeline builder that repeatedly advances each device until the device would have to wait."""
 
     def __init__(
         self, devices: Sequence[Sequence[Operation]], moving_share: float, *, overlaps: bool

@@ -100,10 +100,10 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     and is None if only the planner failed. `devices` is empty if nothing could be predicted. `configured` is
     true if the configuration itself names this strategy.
 
-    `changes` maps dotted keys of the configuration to changed values, apart from the strategy
-    ("train.activation_checkpointing": true). A line with changes is advice: `saves_bytes` is how much less
-    the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a last
-    advice line without `saves_bytes` names a way to make the run fit, or says that there is none.
+    `changes` maps dotted keys of the configuration to changed values ("train.activation_checkpointing":
+    true), in addition to `strategy` and `options`. A line with changes is advice: `saves_bytes` is how much
+    less the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a
+    last advice line without `saves_bytes` names a way to make the run fit, or says that there is none.
 
     `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as given by
     `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch

@@ -157,7 +157,7 @@ def _needed_bytes(line: PlanLine) -> int:
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
     """Return a sort key that puts the simplest line first.
 
-    The key compares the number of non-default options, then whether one thread drives several devices.
+    The key is (number of non-default options, whether one thread drives several devices, strategy's index).
     """
     options = len(STRATEGIES[line.strategy].non_default_options(line.options))
     drives_several = STRATEGIES[line.strategy].planning.has_one_thread and len(line.devices) > 1

@@ -45,7 +45,7 @@ def lost_problem(run: RunDir) -> Problem:
 
 
 def failed_problem(run: RunDir) -> Problem:
-    """Return the problem of a failed run whose ranks raised no problem."""
+    """Return the problem of a failed run whose ranks reported no problem."""
     end = run.exit_record()
     unsaid = phrase("The run failed without an error message.")
     reason = (end.reason if end else None) or _status_text(run) or unsaid

@@ -128,9 +128,9 @@ class RaceVerdicts(TranslatableStruct, kw_only=True):
 
     Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `drift`
     is the relative change of the median step time from the first entry to its repetition. `fastest` is the
-    best entry, and `fastest_why` explains the choice in a sentence. `winner` is always None in a rehearsal,
-    whose times are not a GPU's. If the machine's speed changed too much to tell the leading entries apart,
-    `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
+    simplest of the fastest entries that train as well as the reference (reason: `fastest_why`). `winner` is
+    None in a rehearsal, whose times are not a GPU's. If the machine's speed changed too much to rank the
+    leading entries, `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None

@@ -171,8 +171,8 @@ _MAX_DISPLAY_S = 1.0
 
 
 class StepInterval(NamedTuple):
-    """The steps `first` to `last` of one attempt; `started` and `ended` are the Unix times at which step
-    `first` and step `last` ended.
+    """The steps `first` to `last` of one attempt; `started` and `ended` are the end times of these two steps
+    (Unix times).
 
     `last_kept` is the last step that no later attempt trained again.
     """

@@ -246,7 +246,7 @@ class RunState(AttemptRows):
         return [problem.as_warning() if is_past else problem for is_past, problem in problems]
 
     def with_host(self, problem: Problem) -> Problem:
-        """Return a problem of the latest attempt with its rank's host added."""
+        """Return a problem of the latest attempt, with the host of the problem's rank added."""
         return self._latest_attempt.with_host(problem)
 
     @property

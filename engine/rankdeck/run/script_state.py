@@ -52,8 +52,8 @@ class ScriptState:
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        """Share of each step spent in the data loader. The x of this curve is the step, as in `step_rates`
-        and `step_rate_ema`."""
+        """Share of each step spent waiting for the data loader. The x of this curve is the step, as in
+        `step_rates` and `step_rate_ema`."""
 
     def _curve(self, name: str) -> Curve:
         return step_curve(self._get_attempts, name)

@@ -39,10 +39,10 @@ from rankdeck.run.step_blocks import (
 from rankdeck.run.step_table import SCRIPT_COLUMNS
 
 _MAX_ROWS = 1 << 20
-"""Maximum number of steps held for all ranks together, but at least `_MIN_ROWS` for each rank."""
+"""Maximum number of steps held for all ranks together; every rank may hold `_MIN_ROWS` in any case."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step, or the step's duration if that is longer."""
+"""Maximum gap between two ranks' end times of a shared step; a step's duration, if longer, replaces it."""
 _MAX_JOIN = 1 << 16
 
 
@@ -178,8 +178,8 @@ class ScriptStepJoiner:
         return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
     def _match(self, lead: RankSteps, number: int, columns: slice) -> tuple[Floats, Floats]:
-        """Return the (steps, shares) of rank `number` for the leader's steps `columns`; NaN where that rank
-        took no part in a step."""
+        """Return the step numbers and `shares` of rank `number` for the leader's steps `columns`; NaN where
+        that rank took no part in a step."""
         rank, steps = self.ranks[number], lead.steps[columns]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
         shares = rank.shares[:, at]
@@ -219,7 +219,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass
 class CollectiveTotals:
-    """Totals of one rank by collective: calls, bytes passed, seconds taken."""
+    """Totals of one rank by collective: calls, bytes of the tensors passed, seconds taken."""
 
     calls: dict[str, int] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)

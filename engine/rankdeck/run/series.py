@@ -171,8 +171,8 @@ class Series:
     ) -> None:
         """Append points in order: n values of x, and y of shape (n) or (curves, n).
 
-        An x that decreases (after a clock was set back) is replaced by the last x. `keys` (keyed series only)
-        are the values that `cut` compares instead of x; they never decrease either.
+        An x less than an earlier x (after a clock was set back) is replaced by the largest x so far. `keys`
+        (keyed series only) are the values that `cut` compares instead of x; they never decrease either.
         """
         if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _MAX_FLOAT32:
             self.append(x[0], y[0], *keys)  # many devices report one point each
@@ -263,7 +263,7 @@ class Series:
         raise AssertionError("unreachable")
 
     def _bins(self, track: ColumnBuffer, columns: slice, group: int, curve: int) -> Window:
-        """Bin columns in groups that start at multiples of `group`, wherever the window starts."""
+        """Merge `columns` into bins that start at multiples of `group`, wherever the window starts."""
         if track is self._raw and group == 1:
             value = track[1][curve, columns].copy()
             return Window(track[0][0, columns].copy(), value, value)
@@ -293,8 +293,8 @@ class Series:
 
 
 class Curve:
-    """One curve across a run's consecutive attempts; `get_series` returns one series per attempt. `zero` is
-    subtracted from every x: the start of the run, if x is time."""
+    """One curve across a run's consecutive attempts; `get_series` returns one series per attempt. `zero`, the
+    run's start if x is time, is subtracted from every x."""
 
     def __init__(self, get_series: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
         self._get_series = get_series

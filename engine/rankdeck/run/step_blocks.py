@@ -126,7 +126,7 @@ _MAX_FILLED = 4096
 _MAX_PENDING = 1 << 20
 _MAX_JOIN = 1 << 16
 _NUM_JOINED = ENDED + 1
-"""Number of a block's shares that are joined into the rows of a configured run."""
+"""Number of leading entries of SHARES that are joined into the rows of a configured run."""
 
 
 class StepJoiner:

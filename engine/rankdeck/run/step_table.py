@@ -57,8 +57,8 @@ class StepTable:
 
     Dropped rows leave marks at regular intervals (at most 4096 marks), and their step times are counted in
     bins that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact. In a longer
-    attempt, a rate is measured from the next mark, at most 1/2048 of the rows later, and a median or
-    percentile of step times is off by at most 1 %. `cut` does not remove dropped rows from the bins.
+    attempt, a rate since a dropped row is measured from the next mark, at most 1/2048 of the rows later; a
+    median or percentile of step times is off by at most 1 %. `cut` leaves dropped rows in the bins.
     """
 
     _MAX_MARKS = 4096

@@ -86,7 +86,7 @@ class ImbalanceSummary(msgspec.Struct, frozen=True):
 
 
 class CommSummary(msgspec.Struct, frozen=True):
-    """Bytes that ranks send in a step; lists are by rank, None for ranks that have not reported."""
+    """Bytes that ranks send in a step. Lists have one item per rank, None if the rank has not reported."""
 
     algorithm: str
     sent_bytes_per_step: list[int | None]
@@ -166,7 +166,7 @@ class ObservedRank(msgspec.Struct, frozen=True):
 
 
 class ObservedScript(msgspec.Struct, frozen=True):
-    """Observations of the lowest rank (events.Observed), and values that differ by rank."""
+    """Observations reported by the lowest rank (events.Observed), and values that differ by rank."""
 
     script: str
     versions: dict[str, str]

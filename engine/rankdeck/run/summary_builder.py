@@ -199,7 +199,7 @@ def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
 
 
 def _strategy_and_steps(run: RunDir, state: RunState) -> tuple[str | None, dict[str, object], int | None]:
-    """Return strategy, options and planned steps, read from the configuration if the run never started."""
+    """Return strategy, options and planned step count, from the configuration if the run never started."""
     if state.started is not None:
         return state.started.strategy, state.started.options, state.num_steps_planned
     try:

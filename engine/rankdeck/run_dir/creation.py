@@ -61,7 +61,7 @@ def add_attempt(
 def create_run_dir(
     runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
 ) -> RunDir:
-    """Create a new run's directory under a hidden name; the guard renames it once it holds the run's lock.
+    """Create a new run's directory under a hidden name, which the guard changes once it holds the run's lock.
 
     Without `name`, the directory is named after the time and the environment's "title".
 

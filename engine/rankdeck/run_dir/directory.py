@@ -52,8 +52,8 @@ PRIVATE_PREFIX = "private."
 
 
 def slug(name: str) -> str:
-    """Return a run's name in the form used in folder names: letters and digits of any script, at most 40
-    characters."""
+    """Return a run's name in the form used in folder names: letters, digits (of any writing system) and
+    hyphens, at most 40 characters."""
     signs = unicodedata.normalize("NFC", name.lower())
     # In some scripts, vowels are combining marks (category M).
     characters = (sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else "-" for sign in signs)
@@ -259,7 +259,7 @@ class RunDir:
         """Return the guard's exit record; None if it does not exist yet or is invalid.
 
         The guard writes the record to `PARTIAL_EXIT_RECORD` and renames that file to end.json. As long as the
-        partial file exists, end.json is ignored, because the guard has not written it.
+        partial file exists, any end.json is ignored, because the guard did not write it.
         """
         if files.is_regular(self.path / PARTIAL_EXIT_RECORD):
             return None

@@ -63,7 +63,7 @@ def indexed_paths() -> list[Path]:
 
 
 def list_runs(folder: Path | None = None) -> list[RunDir]:
-    """Return every existing run in the folder and in the index, newest first by name."""
+    """Return every existing run that is in the folder or in the index, sorted by name, newest first."""
     paths = {} if folder is None else {run.path: None for run in list_folder(folder)}
     paths |= dict.fromkeys(indexed_paths())
     runs = [RunDir(path) for path in paths if is_run(path)]
@@ -224,7 +224,7 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
 
 
 def list_races(folder: Path) -> list[RaceDir]:
-    """Return every existing race in the folder and in the index, newest first by name."""
+    """Return every existing race that is in the folder or in the index, sorted by name, newest first."""
     paths = dict.fromkeys([*files.entries(folder.absolute()), *indexed_paths()])
     races = [RaceDir(path) for path in paths if is_race(path)]
     return sorted(races, key=lambda race: race.name, reverse=True)

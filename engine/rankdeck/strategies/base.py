@@ -192,8 +192,8 @@ class Strategy(ABC):
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """Run forward and backward of one microstep, with the loss multiplied by `scale`; a `scale` of 0
-        discards the microstep. Only the backward of the step's `last` microstep is allowed to start sending
-        gradients."""
+        discards the microstep. Backward may start sending gradients only if `last` is true, that is, in the
+        step's last microstep."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """Turn each gradient into that of the whole global batch, unless backward has already done so."""
@@ -383,7 +383,7 @@ def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Modu
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast context for forward and loss; with neither bf16 nor fp16, an empty context."""
+    """Return the autocast context for forward and loss: a null context unless precision is bf16 or fp16."""
     dtype = _AUTOCAST.get(precision)
     return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 

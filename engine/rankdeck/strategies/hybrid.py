@@ -136,8 +136,8 @@ class Hybrid(Strategy):
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
-        """Sum gradients from the inside out: over sequence slices, between stages that share weights, along
-        shard for weights that are not sharded, and finally along data."""
+        """Sum gradients from the innermost axis outward: over sequence slices, between stages that share
+        weights, along the shard axis for weights that are not sharded, and finally along the data axis."""
         inner = self._inner
         with self.ledger.phase("communication"):
             if inner.split is not None:
@@ -159,8 +159,8 @@ class Hybrid(Strategy):
         return self._inner.num_stage_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on this rank. With sharding, a rank whose share is all padding also runs the forward,
-        because the other ranks need its shards of the weights."""
+        """Evaluate on this rank. With sharding, a rank whose part of the batch is all padding also runs the
+        forward, because the other ranks need its shards of the weights."""
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()
@@ -315,7 +315,7 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Check that no two stages of one rank share a weight; the modules `runners` contain the stages. Raises:
+    """Check that no two of this rank's stages, each inside one of `runners`, share a weight. Raises:
     ModelError if a weight is shared."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):

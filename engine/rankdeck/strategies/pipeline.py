@@ -1,4 +1,4 @@
-"""pipeline: each rank holds a stage or two of the layers, and microbatches flow through them.
+"""pipeline: each rank holds one or two stages of consecutive layers; microbatches flow through the stages.
 
     rank 0   F0 F1 F2 F3       B0    B1    B2    B3          F, B: forward and backward of a microbatch
     rank 1      F0 F1 F2 F3 B0    B1    B2    B3             blank: the bubble, (p-1)/(m+p-1) of the step

@@ -1,9 +1,9 @@
 """Share a sampler's current call with its watcher in shared memory: the device, the call, and its start time.
 
 A library that crashes ends its process without a message. The last mark names the device of the crashed call,
-so that the next sampler can skip it; an old mark means that a call has hung. Python stores the crashed
-thread's stack behind the mark, because no device is to blame if the crashed thread is the one that waits for
-events.
+so that the next sampler can skip it; an old mark means that a call has hung. Python writes the crashed
+thread's stack after the mark: it shows whether the thread that waits for events has crashed, in which case no
+device is to blame.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("d120s80s")
 _STACK_BYTES = 1 << 14
 EVENTS = "events"
-"""Stand-in for a device's name while a sampler waits for events. If it crashes during that wait, the next
-sampler does not wait for events."""
+"""Stand-in for a device's name while a sampler waits for events. If the sampler crashes during that wait, the
+next one does not wait for events."""
 
 
 class CallMark(NamedTuple):
@@ -32,7 +32,7 @@ class CallMark(NamedTuple):
 
 
 class CrashMarker:
-    """Shared memory in an unnamed file. The watcher creates the file; the sampler opens it by its file
+    """Shared memory in an unnamed file. The watcher creates the file; the sampler inherits the file
     descriptor."""
 
     def __init__(self, handle: int) -> None:

@@ -117,7 +117,7 @@ class GpuStatus(Device, kw_only=True):
         """Memory used by processes that the driver does not list, such as processes of other containers.
 
         None if the amount is small, if the memory of a listed process is unknown, and for a GPU that is split
-        into MIG instances, because its processes are listed for the instances.
+        into MIG instances, because its processes are listed under the instances.
         """
         # A GPU whose processes were not queried yet counts as free: the first device list comes before the
         # first process list, and a first draft would otherwise become a rehearsal.
@@ -178,7 +178,7 @@ def _process_row(process: ProcessUse) -> dict[str, object]:
 
 
 class _ProcessRow(ProcessUse):
-    """A process with the key names of `as_json`."""
+    """A process as a JSON object, with the key names that `as_json` uses."""
 
     type: str = msgspec.field(default="compute", name="kind")
 

@@ -68,7 +68,7 @@ class HostProvider(Provider):
         return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
 
     def _utilisation(self, uuid: str) -> float | None:
-        """Return the utilisation since the last reading; None at the first one."""
+        """Return the utilisation since the last reading; None if this is the first reading."""
         try:
             used = {self._pids[uuid]: _cpu_s(self._ranks[uuid])}
             now_s = time.monotonic()

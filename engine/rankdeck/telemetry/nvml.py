@@ -54,9 +54,9 @@ _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 class NvmlProvider(Provider):
     """Provider for the machine's NVIDIA GPUs.
 
-    `library` is loaded instead of the driver's library, and its devices are marked as simulated. `skip` holds
-    what is never queried, because querying it crashed or hung an earlier sampler: UUIDs, "#index" names or
-    EVENTS. `mark` is called with the device and the call before each query.
+    `library` is loaded instead of the driver's library, and its devices are marked as simulated. `skip` lists
+    devices (UUIDs or "#index" names), or EVENTS, that are never queried, because an earlier sampler crashed
+    or hung on them. `mark` is called with the device and the call before each query.
     """
 
     needs_reopen = True
@@ -237,8 +237,8 @@ class NvmlProvider(Provider):
         self._xids.wait(timeout_s)
 
     def signature(self) -> object:
-        """Return NVML's device count, the GPUs on the bus (where a new GPU appears first), and the GPUs that
-        recovered."""
+        """Return NVML's device count, the GPUs on the bus (where a new GPU appears first), and the indices of
+        GPUs that have recovered."""
         try:
             on_bus = sorted(entry.name for entry in NVIDIA_GPUS_FOLDER.iterdir())
         except OSError:

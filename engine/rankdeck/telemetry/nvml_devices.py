@@ -1,7 +1,7 @@
 """List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
-A GPU that does not answer does not hide the others: it is listed as lost, with the driver's error. NVML's
-indices are in PCI order, which CUDA does not guarantee: everything is stored by UUID.
+A GPU that does not answer is listed as lost, with the driver's error, and the others are listed as usual.
+NVML's indices are in PCI order, but CUDA's need not be: everything is stored by UUID.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
 
 
 class DeviceFinder:
-    """Finder that lists the GPUs once NVML is open. `skip` lists the UUIDs or "#index" names of GPUs that are
-    never queried."""
+    """Finder that lists the GPUs after NVML has been opened. `skip` contains the UUIDs or "#index" names of
+    GPUs that are never queried."""
 
     def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip

@@ -53,7 +53,7 @@ class XidEvents:
                 call_or_none(pynvml.nvmlDeviceRegisterEvents, gpu.handle, event_types, self._event_set)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for an event or the timeout; called from a thread."""
+        """Wait for an event or the timeout; called from a background thread."""
         if self._event_set is None:
             time.sleep(timeout_s)
             return

@@ -52,7 +52,7 @@ class Provider(Protocol):
         return False
 
     def wait_for_event(self, timeout_s: float) -> None:
-        """Wait for an event from the driver or for the timeout; called from a thread.
+        """Wait for an event from the driver or for the timeout; called from a background thread.
 
         The event itself is returned by `notices`.
         """

@@ -147,7 +147,7 @@ class RunSink:
         return events.DeviceSample(device=self._index[entry.uuid], processes=rows)
 
     def _rank_of(self, pid: int) -> int | None:
-        """Return the rank that `pid` belongs to (as its process, or a child in its session); None if none."""
+        """Return the rank whose process is `pid` or leads the session of `pid`; None if there is none."""
         try:
             return self._ranks.get(pid, self._ranks.get(os.getsid(pid)))
         except OSError:

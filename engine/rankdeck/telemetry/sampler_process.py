@@ -26,11 +26,11 @@ HEALTHY_AFTER_S = 60.0
 """Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""Gap between two polls that shows that this process, and the sampler with it, was suspended."""
+"""Time between two polls; a longer one shows that this process, and the sampler with it, was suspended."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
-"""Signals of a crashing library. Any other signal came from outside the sampler and says nothing about a
-device."""
+"""Signals that a crash of the library causes. Any other signal comes from outside the sampler and says
+nothing about a device."""
 _EXIT_FAILED = 1
 """Exit code after an error in the sampler's own code while it read a device; reading the device again would
 fail in the same way."""
@@ -43,7 +43,7 @@ _HUNG_TEXTS = (
         "resume in {pause:.0f} s."
     ),
 )
-"""Messages about a sampler that hung: first for an unknown device, then for a device that is named."""
+"""Messages about a sampler that hung: the first if the device is unknown, the second if it is known."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(

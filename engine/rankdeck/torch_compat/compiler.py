@@ -1,7 +1,7 @@
 """Delay the import of torch's compiler until code is compiled, which saves over half a second per start.
 
 Each step of an optimizer imports torch._dynamo to mark a graph break, some methods of optimizers and of
-DistributedDataParallel import it to be excluded from graphs, and DistributedDataParallel's constructor
+DistributedDataParallel import it so that graphs exclude them, and DistributedDataParallel's constructor
 imports it to read an option. Until torch._dynamo is imported there are no graphs, so all of these work
 without it. As soon as any code imports it, in any way, torch's original functions are restored.
 
@@ -35,7 +35,7 @@ PRIVATE_APIS = (
 
 
 def defer_compiler_import() -> None:
-    """Defer importing the compiler until code compiles, traces or configures it."""
+    """Defer importing the compiler until code compiles or traces a function, or configures the compiler."""
     if _DYNAMO not in sys.modules and not any(
         isinstance(finder, _CompilerFinder) for finder in sys.meta_path
     ):

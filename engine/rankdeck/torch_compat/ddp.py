@@ -53,12 +53,12 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
 
 
 def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make DDP's log time every backward if `is_enabled`, and only every hundredth backward if not."""
+    """Make DDP log the times of every backward if `is_enabled`, and of only every hundredth if not."""
     ddp._set_ddp_runtime_logging_sample_rate(1 if is_enabled else _DEFAULT_SAMPLE_RATE)
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket across the ranks in `dtype`: torch's hook, adapted to any backend."""
+    """Compress a bucket to `dtype` and average it across the ranks: torch's hook, adapted to any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)

@@ -106,11 +106,11 @@ class DispatchMode(TorchDispatchMode):
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""Return the address of the C++ storage, equal for tensors that share it even if it has no memory."""
+"""Return a storage's C++ address: equal for all tensors that share the storage, even if it has no memory."""
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors that own the storages: a sparse tensor's indices and values, or the tensor itself.
+    """Return the owners of a tensor's storages: a sparse tensor's indices and values, or the tensor itself.
 
     Empty for a tensor without memory, or with memory that torch does not expose (MKL-DNN's).
     """

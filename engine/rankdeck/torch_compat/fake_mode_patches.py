@@ -164,7 +164,7 @@ def with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_empty_chunks(replaced: AttributePatches) -> None:
-    """Make fully_shard share one empty tensor among all ranks that get no part of a weight."""
+    """Make fully_shard use one empty tensor as the chunk of every rank that gets no part of a weight."""
 
     def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
         pieces = list(torch.chunk(tensor, num_chunks, dim=dim))

@@ -138,8 +138,8 @@ def has_symbols(tensor: FakeTensor) -> bool:
 
 
 def init_fake_process_group(rank: int, world_size: int) -> None:
-    """Make this process rank `rank` of a group of `world_size` whose collectives finish at once and change no
-    tensors."""
+    """Initialize torch.distributed as rank `rank` of a group of `world_size` ranks; the group's collectives
+    finish at once and change no tensors."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -78,7 +78,7 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """Report tensors that share a user's buffer to the modes, because no operation creates them."""
+        """Report to the modes every tensor that shares a user's buffer, because no operation creates it."""
         frombuffer = torch.frombuffer
 
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:

@@ -147,8 +147,8 @@ _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinsta
 def shallow_copy(module: nn.Module) -> Any:
     """Copy a module for dp; the copy has its own tables, in which weights need not be autograd leaves.
 
-    Hooks that the copy's forward registers, as Hugging Face models do once per model, are registered on the
-    copy only.
+    Hooks that the copy's forward registers are registered on the copy only; Hugging Face models register
+    hooks in this way, once per model.
     """
     replica: Any = module._replicate_for_data_parallel()
     # As torch.nn.parallel.replicate does; some modules of torch look their weights up there.

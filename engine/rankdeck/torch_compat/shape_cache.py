@@ -1,10 +1,10 @@
 """Cached results of operations on fake tensors: the same operation on the same shapes is computed once.
 
 torch has such a cache too, but making its keys takes longer than the rest of a pass. Here a key is made only
-if it is certain to be complete: for aten operations, on fake tensors of plain memory and on plain values. The
-first result of each operation is torch's own. The cache stores the result's shapes, strides and types, and
-for a view the offset in the storage of the first argument. Operations that return an argument, or put two
-results into one storage, are not cached. The cache cuts the time of a plan by a third. If torch has moved a
+if it is certain to be complete: for aten operations on plain fake tensors (see `_is_plain`) and plain values.
+The first result of each operation is torch's own. The cache stores the result's shapes, strides and dtypes,
+and for a view the offset in the storage of the first argument. Operations that return an argument, or put two
+results into one storage, are not cached. The cache cuts planning time by a third. If torch has moved a
 function that `_rebuild_outputs` needs, torch computes every result. Read fake_tensors.py first.
 """
 
@@ -179,7 +179,7 @@ def _add_to_key(key: list[Any], arg: Any, mode: Any) -> bool:
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    """Check whether shape, strides and type describe the tensor completely.
+    """Check whether shape, strides and dtype describe the tensor completely.
 
     A tensor with a known value, a lazy negation or conjugation, or symbolic sizes is not plain.
     """

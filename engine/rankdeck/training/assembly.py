@@ -56,7 +56,7 @@ def assemble(
     notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
-    """Build the strategy and return its Trainer, once data is loaded and the ranks have joined their group.
+    """Build the strategy and return its Trainer; call this after loading data and joining the process group.
 
     `devices` are this rank's torch devices and `device_indices` their indices in the run. A rehearsal without
     a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from one device that

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """One rank's training of a built strategy.
+    """One rank's training loop, which uses a strategy that has already been built.
 
     `device_indices` are the indices of the rank's devices in the run. The trainer calls `beat(step, phase)`
     as a sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
@@ -168,7 +168,7 @@ class Trainer:
         return restored
 
     def warm_up(self) -> None:
-        """Run forward and backward of one step without updating weights.
+        """Run one step's forward and backward without updating weights.
 
         The restore that follows resets everything that the step changes (buffers, random states).
         """

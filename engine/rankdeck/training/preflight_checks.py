@@ -33,8 +33,8 @@ from rankdeck.training.trial_weights import (
 
 
 def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConfig) -> None:
-    """Check the embeddings. Raises: ModelError, ConfigError if an embedding has sparse gradients that the run
-    does not support."""
+    """Check the model's embeddings. Raises: ModelError, ConfigError if an embedding has sparse gradients that
+    the run does not support."""
     name = next((name for name, module in model.named_modules() if is_sparse(module)), None)
     if name is None:
         return
@@ -144,8 +144,8 @@ def _is_per_weight(
     paths: Sequence[Tensor],
     use: str,
 ) -> bool:
-    """Check whether an optimizer for only the last trained weight changes that weight in the same way as an
-    optimizer for all weights."""
+    """Check whether an optimizer for only the last of the trained weights changes that weight in the same way
+    as an optimizer for all weights."""
     index = max(index for index, weight in enumerate(wholes) if weight.is_trained)
     (alone,), _ = _run_trial_steps(build, [wholes[index]], wholes, use)
     return not wholes[index].full_differs(alone, expected[index], paths[index])

@@ -45,7 +45,7 @@ def join_process_group(device: torch.device, world_size: int, timeout_s: float |
 
 
 def extend_group_timeouts() -> None:
-    """Set the main group's timeout on the groups that strategies have created, for ranks with a
+    """Set the timeouts of groups that strategies have created to the main group's; called on ranks with a
     supervisor."""
     set_timeouts(_WATCHED_TIMEOUT_S)
 

@@ -119,8 +119,8 @@ class MultiHostConsensus(RankConsensus):
     """Consensus of ranks on several hosts, which share no folder.
 
     About every half second the ranks sync with an all-reduce: an action that any rank requests is due on all
-    ranks at once. `meet` returns the element-wise maximum across ranks. Each sync also sets the step of the
-    next sync.
+    ranks after the same step. `meet` returns the element-wise maximum of its argument across ranks. Each sync
+    also sets the step of the next sync.
     """
 
     def __init__(self, folder: Path, rank: int, meet: Callable[[list[int]], list[int]]) -> None:

@@ -1,10 +1,10 @@
 """Choose the steps to sample: those tracked by the memory ledger, and those whose device phases are recorded.
 
-The ledger tracks from construction through step 3, because some storages are created only then (optimizer
-state in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a
-batch that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait
-until the budget has made up for it. All other samples are taken at intervals of 0.5, 1, 2, 4, ... s of step
-time, so that they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
+The ledger tracks from model construction through step 3, because some storages are created only then
+(optimizer state in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A
+step whose batch no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples
+wait until the budget has made up for it. All other samples are taken at intervals of 0.5, 1, 2, 4, ... s of
+step time, so that they cost a fiftieth of step time for the ledger, and a two-hundredth for phases.
 
 Costs are measured in CPU time, which other load on the machine does not change: on a busy machine, steps took
 0.5 to 1.0 s of wall time, but always 0.50 +- 0.01 s of CPU time, 0.03 s of it for tracking. Untracked steps
@@ -12,9 +12,9 @@ are always interspersed, however cheap tracking seems, so that its cost is measu
 
 Ranks that wait for each other also pay for each other's samples. They need no messages to sample the same
 steps: each rank adds up the time of its steps, starting at the same step, and samples when the sum passes a
-multiple of the interval; if steps are fast, only at step numbers that are multiples of a power of two. If two
-ranks disagree about the interval, the rank with the shorter interval also samples at the other rank's steps.
-Read monitor.py next.
+multiple of the interval; if steps are fast, it samples only at step numbers that are multiples of a power of
+two. If two ranks disagree about the interval, the rank with the shorter interval also samples at the other
+rank's steps. Read monitor.py next.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class SamplingBudget:
     ) -> None:
         """Record a step's wall and CPU time. Call it once for each step, in step order.
 
-        A step is not `is_typical` if it was tracked because of its batch. Such a batch takes more or less
-        time than other batches, so the step does not show the cost of tracking.
+        `is_typical` is False for a step that was tracked because of its batch. Such a batch takes more or
+        less time than other batches, so the step does not show the cost of tracking.
         """
         cpu_s = step_s if cpu_s is None else cpu_s
         self._num_consecutive = self._num_consecutive + 1 if is_tracked else 0

@@ -179,8 +179,8 @@ class Saver:
             raise StopRequested
 
     def raise_save_error(self) -> None:
-        """Raise the error of the last save, if there is one. Raises: CheckpointError if that save failed for
-        a reason other than the disk."""
+        """Raise the error of the last save if that save failed for a reason other than the disk. Raises:
+        CheckpointError."""
         if self._last_error is not None:
             raise self._last_error
 

@@ -29,7 +29,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class TrainComponents:
-    """The components of a run that steps change and that a checkpoint saves."""
+    """The components of a run that are changed by each step and saved in a checkpoint."""
 
     strategy: Strategy
     optimizer: Optimizer

@@ -3,7 +3,7 @@
 Modules are searched for in the configuration's folder, which comes right after the standard library on
 sys.path: a user's `queue.py` hides nothing that Python needs, and a user's `datasets.py` precedes an
 installed package of that name. An exception in the user's code becomes an error with the exception's type,
-its text, and the file and line of the last frame in that code, without our frames.
+its text, and the file and line of the last frame in that code; our own frames are left out.
 """
 
 from __future__ import annotations

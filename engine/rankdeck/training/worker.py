@@ -363,7 +363,7 @@ class Worker:
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
 
     def report_out_of_memory(self, error: BaseException) -> None:
-        """Report how the devices' memory was used if the exception is an out-of-memory error; never raise."""
+        """Report the devices' memory use if the exception is an out-of-memory error; never raise."""
         if not is_out_of_memory(error):
             return
         allocation = parse_allocation(error_text(error))

@@ -58,7 +58,7 @@ class Workload:
 
     @property
     def has_classes(self) -> bool:
-        """Whether accuracy is meaningful, because targets are classes rather than next tokens."""
+        """Whether targets count as classes rather than next tokens, so that accuracy is meaningful."""
         return self.data_spec is None or self.data_spec.classes is not None
 
     def build_model(self) -> nn.Module:
@@ -129,7 +129,7 @@ def _config_folder(config: RunConfig) -> Path:
 
 
 def data_source(config: RunConfig) -> DataSource | None:
-    """Return the catalogue's data set with its arguments; None for the user's own data."""
+    """Return the configured data set of the catalogue, with its arguments; None for the user's own data."""
     if user_code.is_user_code(config.data.use):
         return None
     args = dict(config.data.args)
@@ -291,7 +291,7 @@ def _infer_args(config: RunConfig, card: DataSpec | None, train: SampleSet) -> d
 
 
 def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
-    """Return an error if a catalogue model cannot read the catalogue's data."""
+    """Return an error if a catalogue model cannot be trained on the catalogue's data."""
     use, data = config.model.use, config.data.use
     fits = {
         "mlp": card.vocabulary is None,
@@ -382,7 +382,7 @@ def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
 
 
 def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
-    """Return a factor that rises from 1/25 to 1, then falls to 1/250,000, each time along half a cosine.
+    """Return a factor that rises from 1/25 to 1, then falls to 1/250,000, each time along half a cosine wave.
 
     Source: Smith and Topin, Super-Convergence, 2018.
     """

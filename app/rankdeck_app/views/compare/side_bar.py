@@ -31,7 +31,7 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class _ComparedDelegate(ListRowDelegate):
-    """Paints a run with its letter and line dash; `DATA_ROLE` holds (index, name, is baseline)."""
+    """Paints a run with its letter and dash pattern; `DATA_ROLE` holds (index, name, is_baseline)."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         run_index, name, is_baseline = index.data(DATA_ROLE)

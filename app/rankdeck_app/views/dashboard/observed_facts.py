@@ -52,7 +52,7 @@ def _script_facts(run: RunView) -> Iterator[Fact]:
 
 
 def _short_python(python: str) -> str:
-    """Return the environment's name ('.venv' for /p/.venv/bin/python), or the path outside an environment."""
+    """Return the environment's name ('.venv' for /p/.venv/bin/python); outside an environment, the path."""
     # /usr/bin and /usr/local/bin belong to no environment, so their path is shown.
     components = python.rsplit("/", 3)
     return (

@@ -48,8 +48,8 @@ def page_id(run_path: object) -> str:
 
 
 class RunPage(Page):
-    """Dashboard page of a run. The page does not own the run: `on_closed` is called once, when the page is
-    destroyed.
+    """Dashboard page of a run. `on_closed` is called once, when the page is destroyed, so that the caller can
+    release the run, which the page does not own.
 
     `run_command` runs a command by id; without it, the page has no actions. `layouts` stores the user's
     arrangement of the cards.
@@ -249,7 +249,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Mark as changed, once a second and even without new data, the cards that show their data's age."""
+        """Mark cards as changed, once a second and even without new data, if they show their data's age."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second
@@ -260,7 +260,7 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Restore the user's card layout for scripts or the run's strategy, once the run's kind is known."""
+        """Restore the card layout saved for scripts or the run's strategy, once the run's kind is known."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))

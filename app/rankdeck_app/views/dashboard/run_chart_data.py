@@ -66,7 +66,7 @@ def visible_cards(run: RunView) -> set[str]:
 
 
 def card_order(run: RunView) -> tuple[str, ...]:
-    """Return the default card order, which starts with the devices, or with the loss for a script."""
+    """Return the default card order, which starts with the memory bars; for a script, with the loss."""
     if run.is_planned:
         return "bars", "anatomy", "heat", "band", "loss", "rate", "lr", "norm", "metrics"
     return "loss", "bars", "metrics", "band", "rate", "wait", "heat", "lr", "norm"

@@ -117,8 +117,8 @@ def logged_metrics(run: RunView) -> MetricCurvesData:
 
 
 def logged_metrics_subtitle(run: RunView) -> str:
-    """Return a text that names the libraries through which the metrics were logged, and says how many names
-    were dropped."""
+    """Return a text that lists the libraries through which the metrics were logged, and says how many more
+    metrics were dropped."""
     through = dict.fromkeys(metric.through for metric in run.state.metrics.values())
     cut = run.state.script.num_cut_names
     texts = [tr("through {libraries}", libraries=", ".join(through))] if through else []

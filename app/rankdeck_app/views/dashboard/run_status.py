@@ -139,7 +139,7 @@ def _no_steps_headline(run: RunView) -> Headline:
 
 
 def _message_with_rank(problem: Problem) -> str:
-    """Return the problem's message with the rank and host to which it belongs."""
+    """Return the problem's message with the rank and host that the problem concerns."""
     values = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
         return tr("Rank {rank} on {host}: {message}", **values)

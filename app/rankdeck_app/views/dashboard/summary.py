@@ -46,7 +46,7 @@ _MAX_DEVICES = 4
 shows the median and the longest time."""
 _FIX_WIDTH, _MIN_NOTE_WIDTH = 280, 190
 _MAX_BUTTONS = ((900, 4), (560, 2), (0, 0))
-"""Pairs of (minimum width in pixels, maximum number of buttons)."""
+"""Pairs of (minimum width of the summary in pixels, maximum number of buttons)."""
 _ONE_LINE_TEXTS = {
     "best_held_out": tr_noop("best held-out loss {value}"),
     "loss": tr_noop("loss {value}"),

@@ -21,7 +21,7 @@ from rankdeck_app.widgets.holder_list import Holder, HolderListData
 
 OUTSIDE = tr_noop("other, outside this namespace")
 MemoryOf = Callable[[GpuStatus], DeviceMemory | None]
-"""Returns the device memory that an open run on the device reports."""
+"""Function that returns the memory that an open run reports for a GPU, or None."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_LABELS = {
     "others": tr_noop("other processes"),

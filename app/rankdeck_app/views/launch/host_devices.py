@@ -133,8 +133,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """Return the GPUs that "all" selects: no lost GPUs, none with a duplicate UUID, and none that are
-        split into MIG instances, because a run can use only one instance."""
+        """Return the GPUs that "all" selects: those that are not lost, have no duplicate UUID and are not
+        split into MIG instances, of which a run can use only one."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 
@@ -189,8 +189,8 @@ class HostDevices(QWidget):
     # Drawing it
 
     def set_usage(self, kind: str, usage: Usage) -> None:
-        """Set the current run's memory use by device index: the index on this machine for kind "gpu", the
-        index within the run for "virtual"."""
+        """Set the current run's memory use by device index: the index on the host for kind "gpu", the index
+        within the run for "virtual"."""
         if (kind, usage) != (self._usage_kind, self._usage):
             self._usage_kind, self._usage = kind, usage
             self.refresh()

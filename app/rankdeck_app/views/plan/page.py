@@ -41,7 +41,7 @@ from rankdeck_app.widgets.time_text import age_text
 PAGE_ID = "plan:"
 FIT_BARS_SETTING = "plan.fit_bars"
 _MIN_ONE_ROW_WIDTH = 800
-"""Minimum page width in pixels at which the metrics fit beside the target."""
+"""Minimum page width in pixels at which the metrics fit beside the choice of target devices."""
 _FIT_TOOLTIPS = {
     False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
     True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
@@ -239,7 +239,7 @@ class PlanPage(Page):
         choose_line(self._draft, line)
 
     def refresh(self) -> None:
-        """Show the current plan. If the page is hidden, this is done when it is next shown."""
+        """Show the current plan; a hidden page is updated when it is next shown."""
         if not self.isVisible():
             return
         plan = self.plan

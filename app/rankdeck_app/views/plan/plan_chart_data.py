@@ -268,7 +268,7 @@ def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
 
 
 def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
-    """Yield (kind, bytes) from left to right: live by kind, reserved but unused, driver, other processes."""
+    """Yield (kind, bytes) from the left: live bytes by kind, reserved but unused, driver, other processes."""
     for kind in KIND_LABELS:
         if device.by_kind.get(kind):
             yield kind, device.by_kind[kind]
@@ -314,8 +314,8 @@ def tooltip(line: PlanLine, verified: str = "") -> str:
 
 
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:
-    """Return cells for the target, the chosen, recommended and least-memory strategies, and the number of
-    results."""
+    """Return cells for the target devices, for the chosen, recommended and least-memory strategies, and for
+    the number of results."""
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
     whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")

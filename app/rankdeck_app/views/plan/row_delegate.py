@@ -108,7 +108,7 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Return the indices of the bars to label: evenly spaced, as many as fit without touching."""
+    """Return the indices of the bars to label, at the smallest power-of-two step that keeps labels apart."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
@@ -236,8 +236,8 @@ class PlanRowDelegate(RowListDelegate):
             painter.fillRect(over, self.theme.color("errorForeground"))
 
     def brush(self, kind: str, *, is_lead: bool) -> QBrush:
-        """Return the brush for a kind: amber for gathered outputs of a lead device, a shade of blue for other
-        live memory, grey for memory that is not live."""
+        """Return the brush for a memory kind: amber for gathered outputs of a lead device, a shade of blue
+        for other live memory, grey for memory that is not live."""
         colors = self.colors
         if kind == "gathered" and is_lead:
             return QBrush(colors.hot)

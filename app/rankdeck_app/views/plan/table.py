@@ -1,7 +1,7 @@
 """The plan's table: its header, the list of strategies, and the legend of memory kinds.
 
 A delegate paints the list (row_delegate.py). Results arrive one by one in any order, so each row is updated
-in place, and the row under the pointer does not move while other rows arrive.
+in place, and the row under the pointer does not move while others are updated.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PlanTable(RowList):
         self.activated.connect(self._on_activated)
 
     def set_rows(self, rows: Sequence[PlanRowData], scale: Scale) -> None:
-        """Update the rows, keeping the current row and the scroll position. The chosen row is current until
-        the user moves to another row with a key."""
+        """Update the rows, keeping the current row and the scroll position. The row of the chosen strategy is
+        current until the user moves to another row with a key."""
         key, top = self.current_key(), self.verticalScrollBar().value()
         heights = [self._row_height(row) for row in range(self.row_model.rowCount())]
         has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale

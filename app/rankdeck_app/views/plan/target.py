@@ -16,7 +16,7 @@ _SUGGESTED_MODELS = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
 class TargetBox(ComboBox):
-    """Editable box for the plan's devices. While the user types, `show_devices` does not change the text.
+    """Editable box for the plan's devices. While the user types, `show_devices` ignores unchanged devices.
 
     `chosen` carries devices in the format of `--devices`, or None for the draft's devices. The signal is
     emitted on Enter, on a choice from the list and on loss of focus. Escape discards the typed text.

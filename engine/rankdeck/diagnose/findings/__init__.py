@@ -59,7 +59,7 @@ REFRESH_S = 60.0
 """Seconds for which a finding's text stays the same while a run is followed, although the run's metrics
 change all the time."""
 _SEVERITY_ORDER = {"error": 0, "warning": 1}
-"""Sort position by severity; all other severities come last."""
+"""Sort position by severity; severities without an entry come last."""
 
 
 def problems_and_findings(run: RunDir, state: RunState) -> list[Problem]:
@@ -121,7 +121,7 @@ class FindingTracker:
                 yield problem if self._accepts(problem.cure) else problem.replace_fields(cure={})
 
     def _accepts(self, changes: Mapping[str, Any]) -> bool:
-        """Check whether the configuration's own rules accept the changes of a fix."""
+        """Check whether the configuration would still be valid with the changes of a fix."""
         if not changes or self._config is None:
             return not changes
         key = json.dumps(changes, sort_keys=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
 
 MIN_STEPS = 300
-"""Minimum number of steps to judge a loss; over fewer steps it may not fall even if the run learns."""
+"""Minimum number of steps to judge a loss; in fewer steps it might not fall even if the model learns."""
 MIN_LOSSES = 100
 """Minimum number of recorded losses for a judgement; a script's losses are not recorded in every step."""
 MAX_ERROR_SHARE = 0.01

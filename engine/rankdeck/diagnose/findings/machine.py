@@ -24,12 +24,12 @@ WORKERS_RATIO = 2.0
 """Maximum number of worker processes per core; somewhat more than one helps where reading waits for a disk.
 """
 MEMORY_TIGHT_SHARE = 0.95
-"""Minimum share of a device's memory in use for the device to count as nearly full: a longer batch or another
+"""Minimum share of a device's memory in use for the device to count as nearly full: a larger batch or another
 process could use the rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:
-    """Find CPU runs with more threads than cores; with GPUs, torch's threads mostly sleep."""
+    """Find a CPU run with too many threads for its cores; with GPUs, torch's threads mostly sleep."""
     if context.attempt is None or context.cores is None or context.is_on_gpus:
         return None
     reported = {rank: context.attempt.script.ranks[rank].threads for rank in context.ranks}
@@ -213,7 +213,7 @@ _DEFAULT_ADVICE = tr_noop(
 
 
 def excess_by_kind(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
-    """Return (kind, bytes by which the memory of device `lead` exceeds the median of the other devices), the
+    """Return (kind, bytes of that kind by which device `lead` exceeds the median of the other devices), the
     largest excess first."""
     others = [by_kind for device, by_kind in kinds.items() if device != lead]
     if lead not in kinds or not others:

@@ -32,8 +32,8 @@ BUBBLE_SHARE = 0.35
 """Minimum share of a step that a bubble must take to count as large. With the usual number of microbatches,
 the theoretical bubble is at most a third, for any number of stages."""
 BUBBLE_BEYOND_THEORY = 0.15
-"""Minimum excess over the theoretical bubble that indicates uneven stages; kernel launches and transfers
-cause a smaller excess."""
+"""Minimum excess of the measured bubble over the theoretical one for stages to count as uneven; kernel
+launches and transfers cause a smaller excess."""
 MAX_SAVES_SHARE = 0.2
 """Share of the time since the first step above which saves count as slow; a one-minute save every half hour
 takes 3 %."""
@@ -176,7 +176,7 @@ def _next_microbatches(context: RuleContext) -> int | None:
 
 
 def find_slow_saves(context: RuleContext) -> Problem | None:
-    """Find scheduled checkpoints that take too large a share of the time since the first step."""
+    """Find scheduled checkpoint saves that take too large a share of the time since the first step."""
     attempt = context.attempt
     if attempt is None or attempt.num_saves < MIN_SAVES or attempt.saves_s < MIN_SAVES_S:
         return None

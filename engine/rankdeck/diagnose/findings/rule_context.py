@@ -56,7 +56,7 @@ class RuleContext:
 
     @cached_property
     def attempt(self) -> Attempt | None:
-        """The newest attempt that was announced."""
+        """The newest attempt whose start event has arrived; None if there is none."""
         announced = [candidate for candidate in self.state.attempts.values() if candidate.started is not None]
         return announced[-1] if announced else None
 
@@ -89,7 +89,7 @@ class RuleContext:
         return f"events/rank-{rank}.{self.attempt.number if self.attempt is not None else 0}.jsonl"
 
     def config_file(self) -> str:
-        """Return the name of the attempt's configuration file in the run directory."""
+        """Return the name of the newest attempt's configuration file in the run directory."""
         number = self.attempt.number if self.attempt is not None else 0
         # The first attempt has the run's own configuration, a resumed one a file with its number.
         return f"config.{number}.toml" if number else "config.toml"

@@ -10,7 +10,7 @@ MIN_BATCH_NORM_SAMPLES = 4
 """Number of samples up to which a batch norm is reported; a variance over so few samples is off by half or
 more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
-"""Code of the batch-norm problem that a configured run reports itself (training/parity_notes.py)."""
+"""Code of the batch-norm problem that a configured run itself reports (training/parity_notes.py)."""
 _DDP_WRAPPER = "DistributedDataParallel"
 _GROUP_OPTIONS = {"process_group", "device_mesh"}
 """Wrapper options that select a process group; ranks of different groups may share samples on purpose."""

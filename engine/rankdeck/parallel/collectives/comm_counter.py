@@ -1,7 +1,7 @@
 """Count the bytes that collectives inside forward and backward send.
 
-Split layers send through torch's functional collectives, which no strategy calls itself. `CollectiveCounter`
-intercepts each of these collectives and counts the bytes that a bandwidth-optimal ring sends for it:
+Split layers send through torch's functional collectives, which no strategy calls directly.
+`CollectiveCounter` intercepts each of them and counts the bytes that a bandwidth-optimal ring sends for it:
 
     all-reduce of G bytes             2(n-1)/n x G
     all-gather of n parts of G bytes  (n-1) x G

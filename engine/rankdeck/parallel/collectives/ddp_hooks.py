@@ -28,8 +28,8 @@ _STATE_DICTS = ("error_dict", "p_memory_dict", "q_memory_dict")
 _MIB = 2**20
 _NS_TO_S = 1e-9
 FIRST_POWERSGD_STEP = 2
-"""First step that PowerSGD compresses: torch's minimum, because DDP rebuilds its buckets after the first
-step."""
+"""First step whose gradients PowerSGD compresses: torch's minimum, because DDP rebuilds its buckets after the
+first step."""
 
 
 def register_compression_hook(
@@ -91,7 +91,7 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
 
 
 def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make torch time every backward, or, with `is_enabled` False, only every hundredth again.
+    """Make torch time every backward or, with `is_enabled` False, only every hundredth (torch's default).
 
     Does nothing on GPUs, where torch would wait for the device.
     """

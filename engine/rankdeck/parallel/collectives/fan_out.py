@@ -5,10 +5,10 @@
                -> each replica runs its backward on its own device
                -> replicate sums the gradients of all replicas on device 0
 
-Each stage above is one autograd function, so the backward mirrors the forward. Device 0 holds what it
-gathers: the outputs of the whole batch, and everything that the loss computes from them. A training step
-sends (n - 1) x parameters from device 0 and as many gradients back; (n - 1) / n of the outputs are sent to
-device 0, and as many output gradients back. Read strategies/data_parallel.py next.
+Each stage above is one autograd function, so the backward mirrors the forward. Device 0 holds the gathered
+outputs of the whole batch, and everything that the loss computes from them. A training step sends (n - 1) x
+parameters from device 0 and as many gradients back; (n - 1) / n of the outputs are sent to device 0, and as
+many output gradients back. Read strategies/data_parallel.py next.
 
 Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which needs CUDA.
 """

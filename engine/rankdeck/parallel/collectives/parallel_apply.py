@@ -145,7 +145,7 @@ class _SeedFunction(torch.autograd.Function):
 
     The function takes the outputs' gradients out of the list `grads`, so that each is freed as soon as it is
     used. If they were passed to torch.autograd.backward instead, all of them would live until the end of that
-    call, and take memory that no GPU would need.
+    call, and take memory that a run on GPUs does not need.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
 """One thread per virtual device, so that parallel_apply and its backward run concurrently, as on GPUs.
 
-Each thread adopts the caller's grad mode, autocast settings and dispatch mode, such as the mode that fixes
-random draws; a ledger that tracks the caller also tracks the thread. Each thread measures its own CPU time,
-which defines a virtual device's utilization. The threads live until `close`.
+Each thread adopts the caller's grad mode, autocast settings and dispatch mode, such as FixedDraws; a ledger
+that tracks the caller also tracks the thread. Each thread measures its own CPU time, which defines a virtual
+device's utilization. The threads live until `close`.
 
 Random numbers: host operations share one generator, so threads that draw concurrently would draw different
 numbers in every run. Each device therefore has its own random state, and forwards that draw numbers take
@@ -64,7 +64,7 @@ class ReplicaThreads:
     """Pool with one thread, random state and busy time per device. Close it, or use it as a context manager.
 
     While a ledger is tracking, replicas take turns, so that the sum of all devices' bytes, as an allocator
-    sees it, rises in the same way in every run. Each device's own numbers do not depend on this.
+    sees it, rises in the same way in every run. The bytes of a single device do not depend on this.
     """
 
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:

@@ -37,9 +37,9 @@ class Chain(ABC):
         self.names = list(names)
         self.owners: dict[int, int] = {}
         """Map from each buffer's id to the index of the first unit whose forward leaves the same value in the
-        buffer as the model's forward."""
+        buffer as the model's forward does."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
-        """Callback that gets each placeholder of a stage, and the name of the tensor that it replaces."""
+        """Callback that gets each placeholder of a stage and the name of the replaced tensor."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -47,7 +47,7 @@ class Chain(ABC):
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first read the model's inputs."""
     accepts_any_batch: bool = True
-    """Whether a stage accepts batch sizes and sample sizes other than those of the sample batch."""
+    """Whether a stage accepts batch sizes and sample sizes other than those of the batch used for cutting."""
     uses_model_modules: ClassVar[bool] = False
     """Whether stages run the model's own modules rather than copies that share the model's weights."""
 

@@ -204,7 +204,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     @cache
     def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
         """Return (cost of the most expensive stage, sum of squared costs, ends of the stages) for the best
-        split of the units from `start` on into `stages` stages."""
+        split of units[start:] into `stages` stages."""
         options = []
         for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
             cost = total[end] - total[start]

@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make each module named in `idle` raise an error when called, unless the stage has all of the
-        module's weights (those in `used`); these modules did not run in the observed forward."""
+        """Make each module named in `idle`, which did not run in the observed forward, raise an error when
+        called, unless all of its weights are in `used`."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):

@@ -32,8 +32,8 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Largest product of the numbers of weights and input elements at which a forward is cheap: it takes a few
-milliseconds on a CPU, while a shape computation takes most of a second."""
+"""Largest product of the number of weights and the number of input elements at which a forward is cheap, that
+is, takes a few milliseconds on a CPU. A shape computation takes most of a second."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def repeatable_random() -> DispatchMode:
 
 @contextmanager
 def grads_for_all(model: nn.Module) -> Iterator[None]:
-    """Make frozen weights require gradients temporarily."""
+    """Enter a context in which frozen weights require gradients too."""
     frozen = [
         weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
     ]
@@ -143,7 +143,7 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
 
 
 def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Check whether autograd leads from `some` and from `others` through the same operations to the same
+    """Check whether the autograd graphs of `some` and `others` lead through the same operations to the same
     weights."""
     node_numbers: dict[Any, int] = {}
     numbers: dict[tuple[Any, ...], int] = {}

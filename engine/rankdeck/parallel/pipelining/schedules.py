@@ -33,8 +33,8 @@ _V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
-    """Return the rank of each stage: round-robin, or in a V, through all ranks in ascending and then in
-    descending order."""
+    """Return the rank of each stage: round-robin, or in a V (through all ranks in ascending order, then in
+    descending order)."""
     num_stages = num_ranks * STAGES_PER_DEVICE[schedule]
     if schedule in _V_SCHEDULES:
         return [stage if stage < num_ranks else num_stages - 1 - stage for stage in range(num_stages)]
@@ -50,7 +50,7 @@ def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss:
 
 
 def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") -> float:
-    """Return a rank's idle share of a step if forward and backward take equally long on every stage.
+    """Return a rank's idle share of a step if all stages have equal forward times and equal backward times.
 
     With v stages per rank, each idle slot while the pipeline fills is v times shorter. Zero-bubble schedules
     fill the remaining idle time with weight gradients, so that the result is an upper bound for them.

@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor; raise an error in backward if it gets a gradient that is not sent back."""
+    """Return a received tensor; backward raises an error if it computes a gradient that is not sent back."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()

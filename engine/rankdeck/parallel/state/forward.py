@@ -1,7 +1,7 @@
 """Handling of state that forwards change, for batches split into microbatches or across replicas or ranks.
 
     before a batch    every chunk starts from the same state
-    after a batch     values that are equal in all chunks count once; floating-point values are averaged,
+    after a batch     values that are equal in all chunks are kept; floating-point values are averaged,
                       weighted by samples; counts of samples are added up; of other values that differ, the
                       first chunk's is kept
 

@@ -35,8 +35,8 @@ class CrossRankState:
     ) -> None:
         """Find the state values that changed on any rank and differ between ranks.
 
-        `changed` maps a name to whether its value counts samples; such counts are always treated as
-        different. All ranks call this together.
+        `changed` maps the name of each changed value to whether the value counts samples; such counts are
+        always treated as different. All ranks call this together.
         """
         changed_by_rank = _all_gather(dict(changed), groups)
         names = sorted({name for entries in changed_by_rank for name in entries})
@@ -94,7 +94,7 @@ def _to_number(value: Any) -> Any:
 
 
 def _fingerprint(value: Any) -> tuple[Any, Any]:
-    """Return a value's type and content, which are equal on two ranks if the values are equal."""
+    """Return a value's kind and content (two sums for a tensor), which are the same for equal values."""
     if not isinstance(value, Tensor):
         return None, value
     # Two sums in fp64 stand for the tensor: equal tensors give equal sums.

@@ -3,7 +3,7 @@
     column-wise   full input on every rank, weight cut by outputs; backward sums the input's gradient
     row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
-Each attention and each feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
+Each attention layer and feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
 With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum becomes a
 reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
 
@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the last layer of an unsplit attention, else a block missing from `plan.blocks`, else None."""
+    """Return the first of `plan.unsplit_attentions`, else a block missing from `plan.blocks`, else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -270,7 +270,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Convert the input of a module's column-wise layers to a DTensor once, to sum its gradient once."""
+    """Make a module convert its column-wise layers' input to a DTensor once, to sum the gradient once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -369,7 +369,7 @@ def _map_first_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMetadata) -> None:
     """Check that a weight's gradient hooks give the same result on a shard as on the full gradient.
 
-    Raises: ModelError.
+    Raises: ModelError if the results differ, or if the hooks do not accept or return a gradient.
     """
     data = weight.detach()
     if not marks.has_hooks or not isinstance(data, DTensor) or active_fake_mode() is not None:

@@ -82,7 +82,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 def enclosing_block(model: nn.Module, name: str) -> str:
     """Return the list item (a transformer block) that contains a module, or else the module's parent.
 
-    With nested lists, the innermost list counts, unless its item contains only the attention, as in T5.
+    With nested lists, the innermost counts, unless its item contains only the attention layer, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None
@@ -103,7 +103,7 @@ def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
-    """Check whether a layer has only a weight and perhaps a bias of its own.
+    """Check whether the only parameters of a layer are its weight and, possibly, its bias.
 
     A weight computed from other tensors (weight_norm, a parametrization) cannot be sliced like a plain one.
     """

@@ -38,7 +38,7 @@ class LayerFlow:
     """Result of observing one forward.
 
     `weights` maps each group's row to the names of the weights between its columns and that row; `bypassed`
-    are modules whose input reaches their output around the rows inside them.
+    are modules whose input reaches their output on a path around the rows inside them.
     """
 
     weights: Mapping[str, tuple[str, ...]]
@@ -216,8 +216,8 @@ def _grad_nodes(value: Any) -> list[Any]:
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
     """Yield the weights that, by the order of declaration, lie between the layers of a group.
 
-    For an attention, these are all weights of its module except those of its split layers; for a pair, the
-    weights declared between its columns and its row.
+    For an attention layer, these are all weights of its module except those of its split layers; for a pair,
+    the weights declared between its columns and its row.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

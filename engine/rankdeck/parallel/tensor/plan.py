@@ -218,8 +218,8 @@ def _iter_input_modules(
 def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
-    """Return the layers to split if an embedding (by rows) and the output layer (by columns) have the same
-    vocabulary, and the output layer's name if it is among them.
+    """Return the vocabulary layers to split, if an embedding (by rows) and the output layer (by columns) have
+    the same vocabulary; also return the output layer's name if it is one of them.
 
     A tied weight is split under all its names or not at all.
     """

@@ -36,7 +36,7 @@ class SplitPlan:
 
     `input_modules` are modules whose input feeds several columns; the gradient of that input is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
-    `unsplit_attentions` names the last layer of each attention layer that is not split.
+    `unsplit_attentions` names the last layer of each unsplit attention layer.
     """
 
     num_ranks: int

@@ -25,7 +25,7 @@ def split_stages(
 ) -> LayerSplit:
     """Return the split of this rank's stages. Groups of layers that a pipeline cut separates are not split.
 
-    Raises: ModelError: nothing can be split in these stages, or an option needs other cuts.
+    Raises: ModelError if nothing can be split in these stages, or if an option needs other cuts.
     """
     cut = stages.cut
     # Splitting replaces weights in the model's modules; copies of them would keep the old weights.
@@ -82,7 +82,7 @@ def split_stages(
 def require_model_modules(stages: StageCommunication, axis: str) -> None:
     """Check that stages run the model's own modules.
 
-    Raises: ModelError if a stage runs copies of the model's modules that share its weights.
+    Raises: ModelError if a stage runs copies of the model's modules, which share the model's weights.
     """
     modules: set[nn.Module] = set(stages.cut.model.modules())
     for stage in stages.local_stages:

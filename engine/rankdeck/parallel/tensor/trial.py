@@ -1,14 +1,14 @@
-"""Try a split on values: compare the combined results of all ranks with those of the full model.
+"""Try a split numerically: compare the combined results of all ranks with those of the full model.
 
-Shapes do not reveal that a norm, a maximum or a number of heads between a column and its row needs all
-features: slices have valid shapes as well. So the model computes a small batch once in full and once as the
-ranks would, each rank in a thread of its own with its slices (split_plan.py), exchanging tensors at the rows.
-The outputs of all ranks must equal the full model's, and so must the gradients: gradients of one rank's
-outputs flow back through the rows to the slices of all ranks.
+Shapes do not reveal that a norm, a maximum or a number of heads between a column-wise and its row-wise layer
+needs all features: slices have valid shapes as well. So the model computes a small batch once in full and
+once as the ranks would, each rank in its own thread with its slices (split_plan.py), exchanging tensors at
+row-wise layers. The outputs of all ranks must equal the full model's, and so must the gradients: gradients of
+one rank's outputs flow back through these layers to the slices of all ranks.
 
-The values are the model's own in fp64, with noise, because a bias that is initially zero would hide how it is
-used. A model without values (in planning) gets random values. The trial uses training mode if the model is
-deterministic in it, else evaluation mode. Read plan_check.py next.
+The weights have the model's own values in fp64, with noise, because a bias that is initially zero would hide
+how it is used. A model without values (in planning) gets random values. The trial uses training mode if the
+model is deterministic in it, else evaluation mode. Read plan_check.py next.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SplitDifference:
 
 
 class TrialImpossibleError(Exception):
-    """Error for a model that cannot be tried on values."""
+    """Error for a model that is too large for a trial, or gives comparable results in no trial mode."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class _Outcome:
 
 
 class SplitTrial:
-    """Trial of a module on a small batch; `call` calls the module.
+    """Trial of a model on a small batch, `inputs`, which `call` passes to the model.
 
     Raises:
-        TrialImpossibleError: the module cannot be copied, or returns nothing that could be compared.
+        TrialImpossibleError: the model cannot be copied, or gives no results that could be compared.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: CallModel) -> None:
@@ -165,8 +165,7 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """Error for a model that recomputes a forward in its backward, in which the other ranks do not take
-    part."""
+    """Error for a model whose backward recomputes a forward: the other ranks do not take part in that."""
 
 
 class _ThreadExchange:

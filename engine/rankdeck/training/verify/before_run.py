@@ -1,7 +1,7 @@
 """Run the check before a run, and report its result.
 
-Rank 0 writes the result. The run ends if its results differ from one device's for a reason that is not
-inherent in the strategy. Read check.py first, ../worker.py next.
+Rank 0 writes the result. The run ends if the strategy's results differ from one device's for a reason that is
+not inherent in the strategy. Read check.py first, ../worker.py next.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ strategy's splits.
 
     result on one device                                                    cause of the difference
     forwards over separate slices differ from the unsliced forward          the model mixes samples
-    losses of separate slices differ from the unsliced loss                 the loss does not add up
+    losses of separate slices differ from the unsliced loss                 the loss is not additive
     passing state from slice to slice gives the strategy's results          state
     none of these                                                           the strategy itself
 

@@ -163,7 +163,7 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """The number of samples in a microstep of the run, and how many of them one forward sees."""
+        """The number of samples in a microstep of the run, and the number of these samples in one forward."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
@@ -343,7 +343,7 @@ class EqualityCheck:
         )
 
     def _time_limit_text(self, chosen: _ScopeChoice) -> Phrase | None:
-        """Return why building the strategy left no time for a step; None if there is time."""
+        """Return a message if building the strategy left no time for a step; None if there is time."""
         self._built_s = self._budget.spent_s
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
@@ -356,7 +356,7 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """Return one device's results; batch norms are frozen if the strategy's normalize over slices."""
+        """Return one device's results; batch norms are frozen if the strategy's ones normalize over slices."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:

@@ -2,10 +2,10 @@
 
 Samples: two for each forward of the strategy, if the batch is large enough, and only as many microbatches as
 are needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision:
-fp64 for small models, because its rounding errors are far smaller than any mistake; for other models, fp32 if
-the run's precision has 16 bits. In all other cases, and if the model fails in the wider precision, the run's
-own precision is used. The learning rate is the schedule's peak, because a warm-up from 0 would hide the
-optimizer's effect. Read reference.py next.
+fp64 for small models, because its rounding errors are far smaller than the effect of a bug; for other models,
+fp32 if the run's precision has 16 bits. In all other cases, and if the model fails in the wider precision,
+the run's own precision is used. The learning rate is the schedule's peak, because a warm-up from 0 would hide
+the optimizer's effect. Read reference.py next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUM_STEPS = 2
 layers until a step has changed it."""
 _SAMPLES_PER_FORWARD = 2
 _MAX_MICROSTEPS = 2
-"""Maximum number of microsteps in an accumulated batch."""
+"""Maximum number of microsteps in a batch reduced in size, except with the asynchronous pipeline."""
 _LAYERS_PER_STAGE = 2
 _ASYNC_PIPELINE, _MODEL_PARALLEL = "pipeline-async", "model"
 Norms = Literal["none", "whole", "slices"]
@@ -184,7 +184,7 @@ def _comparable_strategy(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
     """Return the strategy without options that inherently change results, and the names of the effects that
     are left out of the comparison.
 
-    A pipeline without a flush trains on older weights: trial.py drains it after each step.
+    A pipeline without a flush trains with stale weights: trial.py drains it after each step.
     """
     options = dict(strategy.options)
     excluded: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC_PIPELINE else ()
