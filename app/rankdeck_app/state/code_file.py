@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: the file may have been replaced
-since the error, for instance by a pipe."""
+"""Read a code file named in a traceback, or report why it cannot be shown: since the error, its
+path may have become something other than a regular file, such as a named pipe."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
                 phrase("The option --env {pair} does not have the form NAME=VALUE.", pair=pair),
                 code="usage",
                 path="script.environment",
-                advice=phrase("Write it as --env LEVEL=3."),
+                advice=phrase("Write it as NAME=VALUE, for example --env LEVEL=3."),
             )
         variables[name] = value
     is_plain = options.plain or entry.plain

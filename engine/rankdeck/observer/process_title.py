@@ -21,7 +21,7 @@ def short_run_name(run: str) -> str:
 
 
 def set_process_name(what: str, run: str) -> None:
-    """Set the name that `ps -o comm` shows to `what` and the run's name, cut to 15 bytes."""
+    """Set this process's name, as in `ps -o comm`: `what` and the run's name, cut to 15 bytes."""
     try:
         # Not setproctitle: it is a compiled package, which neither the guard nor a user's environment has.
         with open("/proc/self/comm", "wb", buffering=0) as file:

@@ -240,8 +240,8 @@ def record_answers(
     """Record the values that the model's first forward reads; None if the forward is too large to compute, or
     fails.
 
-    The forward runs on as many samples as one forward of the run: the largest batch if batches vary, else the
-    first samples.
+    The forward gets as many samples as each forward of the run does. They are the run's largest batch if
+    batches vary in size, otherwise the first samples.
     """
     train = config.train
     num_samples = max(1, train.global_batch // least_batch(config, num_devices))

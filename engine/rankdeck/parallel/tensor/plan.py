@@ -128,7 +128,7 @@ def _drop_differing_units(
     """Return the plan without units whose slices would give a different result from the full layers.
 
     Raises:
-        ModelError: no columns followed by a row are left, or an attention layer does not accept slices.
+        ModelError: no column-wise layer is followed by a row-wise one, or an attention layer rejects slices.
     """
     differing = _differing_units(model, plan, inputs, entered)
     for unit, difference in differing.items():
