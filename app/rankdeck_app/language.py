@@ -120,7 +120,7 @@ def _fill(translation: str, text: str, values: dict[str, Any]) -> str:
 
 
 def language_names() -> tuple[str, ...]:
-    """Return the language setting's choices; each translation is listed by its language's native name."""
+    """Return the language setting's choices; each translation is listed under its language's native name."""
     names = sorted(QLocale(_language_code(file)).nativeLanguageName() for file in _translation_files())
     return (SYSTEM, ENGLISH, *names, PSEUDO)
 

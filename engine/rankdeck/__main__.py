@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command-line program and exit with its exit code."""
     # Before any other import: the first file that it opens would get the number of a closed stream.
     _open_missing_streams()
     try:

@@ -21,7 +21,7 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""Memory kind of a user script's tensors whose owner was not found."""
+"""In a user script, the memory kind of tensors whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
@@ -363,8 +363,8 @@ class Observed(Event, tag="observed"):
 
     `batch_norms` counts the model's batch-norm layers that, in training, normalise over this rank's samples
     alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
-    the same digest train on the same samples. `same_epochs` counts the epochs whose sample order was the
-    previous epoch's, as happens if the script does not call set_epoch on its shuffling DistributedSampler.
+    the same digest train on the same samples. `same_epochs` counts the epochs with the same sample order as
+    the previous epoch, as happens if the script does not call set_epoch on its shuffling DistributedSampler.
     """
 
     rank: int
@@ -462,8 +462,8 @@ class ProblemRaised(Event, tag="problem"):
 class RankFailed(Event, tag="rank_failed"):
     """The failure of a rank, as the rank observed it; the supervisor names one cause for the whole run.
 
-    `is_communication`: the exception is about other ranks (a closed connection, a timeout), so this rank is
-    most likely a victim. `exit_code` is the rank's exit code.
+    `is_communication`: the exception is about other ranks (a closed connection, a timeout), so this rank most
+    likely failed because of another. `exit_code` is the rank's exit code.
     """
 
     rank: int
@@ -473,7 +473,7 @@ class RankFailed(Event, tag="rank_failed"):
 
 
 class OutOfMemory(Event, tag="out_of_memory"):
-    """A rank's memory at an allocation that failed in `step` (0: before the first step).
+    """A rank's memory when an allocation failed in `step` (0: before the first step).
 
     `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
     error message. `module` is the innermost user module that was running, None during backward. `devices`

@@ -1,4 +1,4 @@
-"""Registers the chart commands, which act on the active tab's card grid, active card or only chart."""
+"""Registers the chart commands, which act on the active tab's card grid, active card or single chart."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum size of a file name in bytes: below the usual limit of 255, as temporary files get longer names."""
+"""Maximum size of a file name in bytes: below the usual limit of 255, because temporary names are longer."""
 
 
 def file_name(*parts: str) -> str:

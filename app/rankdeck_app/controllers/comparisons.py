@@ -152,7 +152,7 @@ class Comparisons(QObject):
         return number
 
     def _open_pages(self) -> list[ComparePage]:
-        """Return the pages that are still in a tab, without closed pages that have not been destroyed yet."""
+        """Return the pages that are still in a tab, excluding closed pages that are not destroyed yet."""
         open_pages = self._window.editor.pages()
         return [page for page in self._pages if isValid(page) and page in open_pages]
 
@@ -226,7 +226,7 @@ class Comparisons(QObject):
         show(list(chosen), goes_on=False)
 
     def _list_candidates(self, chosen: Sequence[RunRef]) -> list[RunRef]:
-        """Return the chosen runs first, then all others."""
+        """Return all runs that can be compared, the chosen runs first."""
         rest = [RunRef(info.path) for info in self._session.runs.infos if info.race is None]
         return [*chosen, *(at for at in rest if at not in chosen)]
 

@@ -222,16 +222,16 @@ class Fixes(QObject):
             self._session.fix_plans.show(run, entry.problem.cure)
 
     def _fixable_run(self, entry: ListedProblem) -> LiveRun | None:
-        """Return the open run that a fix applies to; None for a script run, which has no configuration to
-        change."""
+        """Return the open run that the problem's fix applies to; None for a script run, which has no
+        configuration to change."""
         if entry.run is None or not entry.problem.cure:
             return None
         run = self._tabs.open_runs.get(entry.run)
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Apply the changes to a run. If the changes are invalid for its configuration, or its code is not
-        trusted, the run is not stopped."""
+        """Apply the changes to a run. A live run is stopped to do so, but only if the changes are valid for
+        its configuration and its code is trusted."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return

@@ -125,7 +125,7 @@ class RunAlerts(QObject):
         self._window.toasts.show(_toast_text(run, problem), "warning", [use], key=_imbalance_owner(path))
 
     def balanced_strategy(self, path: Path | None) -> str | None:
-        """Return a balanced strategy equivalent to this run's, or None if no such strategy exists."""
+        """Return a memory-balanced strategy equivalent to this run's, or None if no such strategy exists."""
         run = None if path is None else self._tabs.open_runs.get(path)
         return None if run is None else EVEN_STRATEGY.get(run.strategy or "")
 

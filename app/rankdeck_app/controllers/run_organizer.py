@@ -1,6 +1,6 @@
 """Renames, tags, annotates, archives, deletes and restores runs.
 
-The io thread does the work (state/run_store.py); this module asks the questions and shows the results.
+The io thread does the work (state/run_store.py); this module prompts the user and shows the results.
 """
 
 from __future__ import annotations

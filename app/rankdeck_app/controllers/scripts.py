@@ -213,7 +213,7 @@ class Scripts(QObject):
         self._find_python(entry.python or "", start)
 
     def run_again(self, path: Path) -> None:
-        """Start a new run of the same script or configuration, asking for trust in its code if needed."""
+        """Start a new run with a run's script or configuration, asking for trust in its code if needed."""
         run = RunDir(path)
 
         def start(config: ScriptConfig | RunConfig) -> None:

@@ -176,7 +176,7 @@ class AppCommands:
         ]
 
     def file_items(self) -> list[QuickPickItem]:
-        """Return the configurations in the workspace folder and its subfolders, without those of runs.
+        """Return the configurations in the workspace folder and its subfolders, except those of runs.
 
         The items come from the last scan, and a new scan is started.
         """

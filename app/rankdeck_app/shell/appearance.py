@@ -1,4 +1,4 @@
-"""Apply the appearance settings: theme, density, motion and scale, at start and on every change.
+"""Applies the appearance settings: theme, density, motion and scale, at start and on every change.
 
 If the chosen theme is SYSTEM_THEME, the app follows the desktop's theme.
 """

@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close the active group's tabs: unpinned ones "right" of the current, unpinned "others" or "all"."""
+        """Close tabs of the active group: "all", unpinned "others", or unpinned tabs to the "right"."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)
@@ -179,7 +179,7 @@ class EditorArea(QWidget):
             self._close_tab(group, tab)
 
     def reopen_closed(self) -> None:
-        """Reopen the last closed tab whose kind is known."""
+        """Reopen the most recently closed tab whose kind is known."""
         while self._closed_tabs:
             tabs = self._page_kinds.restore_tabs([self._closed_tabs.pop()])
             if tabs and self._find(tabs[0].page_id) is None:

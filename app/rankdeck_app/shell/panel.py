@@ -40,7 +40,7 @@ class PanelTab:
 
 # Painted by hand: a style sheet has no capitals, no inset line under the title and no focus mark on a tab.
 class PanelTabBar(QTabBar):
-    """Hand-painted tab bar: capitals, 11 px, a line under the current tab, and a badge with a count."""
+    """Custom-painted tab bar: 11 px capitals, a line under the current tab, and a badge with a count."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class Activity:
 
 
 class SectionHeader(QAbstractButton):
-    """Chevron and title; a click folds or unfolds the section. `tools` takes widgets right of the title."""
+    """Chevron and title; a click toggles the section. `tools` is a layout for widgets after the title."""
 
     def __init__(self, title: str, theme: Theme) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SectionHeader(QAbstractButton):
 
 
 class SideBarSection(QWidget):
-    """A titled section of a SideBarView; `header.tools` takes widgets at the right of the title."""
+    """A titled section of a SideBarView; `header.tools` is a layout for widgets after the title."""
 
     def __init__(self, title: str, body: QWidget, theme: Theme) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class FormScrollArea(QScrollArea):
         self.setWidget(inside)
 
     def preserve_scroll(self, change: Callable[[], object]) -> None:
-        """Call `change` to change the form, and keep the focused widget at its place on screen; if no widget
+        """Call `change` to change the form, and keep the focused widget in place on the screen; if no widget
         of the form has the focus, keep the scroll position."""
         inside, focused = self._content, QApplication.focusWidget()
         anchor = focused if focused is not None and inside.isAncestorOf(focused) else None
@@ -145,7 +145,7 @@ class FormScrollArea(QScrollArea):
 class SideBarView(QWidget):
     """Sections in a scroll area above an optional footer.
 
-    Sections that the user has folded are folded again after a restart.
+    Sections that the user has collapsed are collapsed again after a restart.
     """
 
     def __init__(self, theme: Theme) -> None:

@@ -50,7 +50,7 @@ class StatusItem(QAbstractButton):
     def show_text(
         self, text: str, icon: str = "", *, tooltip: str = "", command: str = "", tone: Tone = "normal"
     ) -> None:
-        """Show a text; '' hides the item.
+        """Show `text`; '' hides the item.
 
         `icon` is a codicon before the text; a click, or Enter on the focused item, runs `command`.
         """

@@ -80,7 +80,7 @@ class Tab:
 
     @property
     def can_split(self) -> bool:
-        """Whether the page can be shown a second time; False until it is built."""
+        """Whether a second tab can show the page at the same time; False until the page is built."""
         return self.page is not None and self.page.can_split
 
     def display_title(self) -> str:

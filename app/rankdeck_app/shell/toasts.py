@@ -252,7 +252,7 @@ class Toasts(QObject):
             self.reposition()
 
     def dismiss(self, key: str) -> None:
-        """Close the toast with this key because its message is outdated; the history keeps the message."""
+        """Close the outdated toast with this key; the history keeps its message."""
         toast = self.find(key)
         if toast is not None:
             toast.dismiss()

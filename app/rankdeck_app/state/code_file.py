@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: since the error, its
-path may have become something other than a regular file, such as a named pipe."""
+"""Read a code file named in a traceback, or report why it cannot be shown; by now, its path may lead to
+something other than a regular file, such as a named pipe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Devices chosen for the next run: the devices of the configuration or of the script, depending on which of
-the two Launch would start.
+"""Devices chosen for the next run: those of the configuration or those of the script, whichever Launch would
+start.
 
-One set of device cards serves both: the cards read and write this model, whichever of the two is chosen. In a
-run of several hosts, each host has its own choice.
+One set of device cards serves both: the cards read and write this model in either case. In a run of several
+hosts, each host has its own choice.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from rankdeck_app.state.toml_writer import KeyPath, write_value
 # Choices whose options are in an `args` table; those of all other choices are next to `use`.
 _ARGS_PATHS = {("model",), ("data",)}
 RUN_ORIGIN_PREFIX = "run "
-"""Prefix of `origin` for a text that came from a run; the run's name follows."""
+"""Prefix of `origin` if the draft's text came from a run; the run's name follows the prefix."""
 TYPING_DELAY_MS = 700
 """Delay before problems are reported, because a half-typed line or number is not valid yet."""
 

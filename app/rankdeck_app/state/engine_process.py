@@ -2,8 +2,8 @@
 
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace,
 and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. `resume RUN --detach --json` ends in the
-same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The engine
-changes to the command's folder itself (-C), because if Qt did, a slow disk could block the window.
+same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The engine,
+not Qt, changes to the command's folder (-C), because a slow disk could otherwise block the window.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def checkpoint_saved_text(out: str) -> str:
 class EngineCall(QObject):
     """One engine command, run in `folder` if that exists; the io thread calls `prepare` first. `finished`
     carries the exit code (negative for a signal), stdout and stderr. If a command cannot be started, these
-    are -1, an empty text and the reason; if `prepare` failed, the reason is in `refusal` as well."""
+    are -1, an empty string and the reason; if `prepare` failed, the reason is in `refusal` as well."""
 
     finished = Signal(int, str, str)
 

@@ -193,7 +193,7 @@ class Gpus(QObject):
         self.history.add(line, now_s - self.started_s)
 
     def set_unavailable(self, why: str = "") -> None:
-        """Clear all devices, because there is nothing to read, and set the reason."""
+        """Clear all devices, and set the reason why there is nothing to read."""
         self._update_timer.stop()
         self.refusal = ""
         self.devices = []

@@ -100,7 +100,7 @@ class LiveRun(QObject, RunView):
         self.changed.emit(RunChange.STATE)
 
     def clear_stopping(self) -> None:
-        """Stop showing the run as stopping, because the stop request could not be sent."""
+        """Stop showing the run as stopping; called when the stop request could not be sent."""
         self._is_stop_requested = False
         self.changed.emit(RunChange.STATE)
 

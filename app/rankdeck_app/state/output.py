@@ -128,8 +128,8 @@ def _checkpoint_text(event: events.CheckpointSaved) -> str:
 
 
 def _run_started_text(event: events.RunStarted) -> str:
-    """Return a text with the attempt, strategy and number of steps; for a script, with the attempt and number
-    of ranks."""
+    """Return the attempt, strategy and number of steps as text; for a script, the attempt and the number of
+    ranks."""
     if event.source == events.SCRIPT:
         return tr(
             "attempt {attempt}: script on {n} ranks",

@@ -151,7 +151,8 @@ class DraftPlan(PlannerClient):
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """The least-memory line, the recommended line and the reason for it, once all answers are known."""
+        """The least-memory line, the recommended line and why it is recommended, once all answers are
+        known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -302,7 +303,8 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Add the row of an answer, in place of its earlier row or of the strategy's placeholder."""
+        """Add a row for the answer, replacing an earlier row of its strategy and label, or the
+        placeholder."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
@@ -385,7 +387,7 @@ def can_choose(line: PlanLine) -> bool:
 
 
 def choose_line(draft: Draft, line: PlanLine) -> None:
-    """Write a line's strategy, options and changes into the draft, in one change.
+    """Write a line's strategy, options and changes into the draft, all at once.
 
     Options with default values are left out, and the previous strategy's options are removed.
     """

@@ -33,7 +33,7 @@ from rankdeck_app.state.workspace import Workspace
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
-"""Long timeout, because verifying trains for two steps on whole batches and the user can cancel it."""
+"""Long timeout, because a verification trains for two steps on whole batches; the user can cancel it."""
 _TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 
@@ -282,7 +282,7 @@ class Planner:
         return self._run_process(["why", str(run), "--trust", "--json"], parent)
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
-        """Return a process that predicts a run.
+        """Return a process that makes the planner's prediction for a run.
 
         The engine saves the prediction in the run directory; the process emits no line.
         """

@@ -64,8 +64,8 @@ def target_text(line: PlanLine) -> str:
 
 
 def requested_target_text(use: str) -> str:
-    """Return a text such as '4 virtual devices' for the draft's devices, or `use` itself if they depend on
-    the machine."""
+    """Return text such as '4 virtual devices' for the draft's devices, or `use` itself if they depend on the
+    machine."""
     try:
         selection = parse_devices(use)
     except DeviceError:

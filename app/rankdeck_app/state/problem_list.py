@@ -22,7 +22,7 @@ DEVICES_OWNER = "devices"
 
 @dataclass(frozen=True)
 class ListedProblem:
-    """A problem; `owner` is one of the OWNER constants or a text that starts with the path of `run`."""
+    """A problem; `owner` is one of the OWNER constants or a string that starts with the path of `run`."""
 
     owner: str
     title: str

@@ -59,7 +59,7 @@ class RunView:
 
     @property
     def charted_run(self) -> RunView:
-        """The run whose curves are drawn."""
+        """The view whose curves are drawn: the live run's unless a later attempt repeated the viewed step."""
         return self
 
     @property

@@ -101,7 +101,7 @@ def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
 
 
 class RunsModel(QAbstractListModel):
-    """Qt model of the run list: each race is followed by its entries. `InfoRole` is the RunInfo's role."""
+    """Qt model of the run list: each race is followed by its entries. `InfoRole` requests a row's RunInfo."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 

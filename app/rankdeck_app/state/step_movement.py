@@ -33,7 +33,7 @@ from rankdeck_app.state.plan_process import Planner, PlannerClient
 from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
-"""Share of the drawn step's time that the device with the most bytes to send spends sending."""
+"""Share of the drawn step's time spent sending, on the device that has the most bytes to send."""
 FALLBACK_DEVICES = ("cpu:4", "cpu:2")
 """Devices to try if no step can be drawn for the draft's devices; the first entry that differs from the
 draft's is used."""

@@ -25,8 +25,8 @@ _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
 """Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""Minimum duration in seconds of a read before a request for another time can cancel it, so that views update
-even while the user is dragging the time slider."""
+"""Seconds that a read may take before a request for another time cancels it, so that views update even while
+the user is dragging the time slider."""
 
 
 class _PastReader:
@@ -160,7 +160,7 @@ class TimeMachine(QObject):
         return max(1.0, (ended - start_time) / _PLAYBACK_S)
 
     def close(self) -> None:
-        """Stop reading, without waiting for a thread that is blocked by a disk."""
+        """Stop reading, without waiting for the reader's thread, which a slow disk may block."""
         self._timer.stop()
         self._thread.discard()
         if self._reader is not None:

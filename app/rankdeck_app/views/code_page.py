@@ -34,7 +34,7 @@ def page_id(path: Path) -> str:
 class CodePage(Page):
     """Read-only page of a code file, which a thread reads each time the page is shown.
 
-    `open_outside` opens a line in the user's editor, if `has_outside` returns True.
+    `has_outside` returns whether the user has set an editor, in which `open_outside` then opens a line.
     """
 
     def __init__(

@@ -155,8 +155,8 @@ class CheckRow(QWidget):
 
 
 def _make_paragraphs(texts: CheckTexts) -> list[Paragraph]:
-    """Return the paragraphs of a result. Good results take few lines, other results one line per piece of
-    evidence."""
+    """Return the paragraphs of a result. The evidence of a good or skipped check shares one line; otherwise
+    each piece of evidence has its own line."""
     is_short = texts.verdict in (Verdict.OK, Verdict.SKIPPED)
     evidence = [" · ".join(texts.evidence)] if is_short and texts.evidence else texts.evidence
     return [
@@ -191,7 +191,7 @@ class _CheckGroup(QFrame):
 
 
 class DoctorPage(Page):
-    """Page of a Doctor; `left` is called when the page is destroyed."""
+    """Page of a `Doctor`'s results; `left` is called when the page is destroyed."""
 
     can_split = False
 

@@ -170,7 +170,7 @@ class OutOfMemoryPage(Page):
 
 
 def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListData:
-    """Return the shares as data of a holder list. All entries are of the given `kind`; if `kind` is empty,
+    """Return the shares as data for a holder list. All entries are of the given `kind`; if `kind` is empty,
     each share's name is also the kind of its entry."""
     total = sum(share.num_bytes for share in shares)
     holders = tuple(

@@ -234,7 +234,7 @@ class OutputView(QWidget):
 
 
 class OutputTools(QWidget):
-    """Controls in the panel's header: the run's name, filter, rank, follow lock and clear button."""
+    """Controls in the panel's header: run name, filter, rank box, follow lock and clear button."""
 
     def __init__(self, theme: Theme, view: OutputView) -> None:
         super().__init__()

@@ -250,7 +250,7 @@ class BandChart(ZoomPlot):
             self._place_label(label, (limit.name, limit.short), find_limit_position)
 
     def _place_label(self, label: pg.TextItem, names: Sequence[str], find_position: FindPosition) -> None:
-        """Show the label with the first name that fits, or hide it."""
+        """Show the label with the first of `names` that fits, or hide the label if there is no room."""
         room = 0.97 * self.getViewBox().width() - 2 * LABEL_MARGIN
         widths = {name: self._label_metrics.horizontalAdvance(name) for name in names if name}
         name = next((name for name, width in widths.items() if width <= room), "")

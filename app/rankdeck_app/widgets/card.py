@@ -219,7 +219,7 @@ class ChartCard(QWidget):
 
     @property
     def _style_width(self) -> float:
-        """Width in pixels to reserve for the drawing style beside a long title."""
+        """Width in pixels to reserve beside a long title for the text that names the drawing style."""
         width = QFontMetricsF(chart_font(11)).horizontalAdvance(self._shortest_style_text)
         return width + _TITLE_GAP + 1 if width else 0.0
 

@@ -43,7 +43,7 @@ class CsvColumn:
 
 
 class CsvRowBlock:
-    """Rows that are formatted on writing; each of `cells` is a CsvColumn or a value repeated in every row."""
+    """Rows that are formatted when written; each of `cells` is a CsvColumn or a value for every row."""
 
     def __init__(self, *cells: object) -> None:
         self._cells = cells

@@ -31,8 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""Preferred height in pixels; if no row of device cards prefers more, these rows together get no more height
-than if all rows of the grid were equally high."""
+"""Height in pixels. If no row of device cards prefers to be higher than this, all of these rows together get
+no more height than they would if all rows of the grid were equally high."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 

@@ -168,8 +168,8 @@ class CodeEditor(QPlainTextEdit):
         return self.firstVisibleBlock().blockNumber() + self.viewport().height() // height + 1
 
     def _visible_matches(self) -> list[QTextCursor]:
-        """Return cursors for the visible matches only, because cursors for thousands of matches would take a
-        second."""
+        """Return cursors for the visible matches only, because creating cursors for thousands of matches
+        would take a second."""
         first = self.firstVisibleBlock()
         last = self.document().findBlockByNumber(self._last_visible_line())
         end = last.position() + last.length() if last.isValid() else self.document().characterCount()

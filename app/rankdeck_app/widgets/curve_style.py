@@ -29,8 +29,8 @@ class CurveStyle:
     x_axis: str = STEP
 
     def change_smoothing(self, offset: int) -> CurveStyle:
-        """Return a style whose smoothing is `offset` positions further in SMOOTHINGS; None counts as the
-        middle position."""
+        """Return this style with its smoothing moved by `offset` positions along SMOOTHINGS; a smoothing of
+        None counts as the middle position."""
         # The app's default counts as the middle of the list.
         now = 4 if self.smoothing is None else min(
             range(len(SMOOTHINGS)), key=lambda at: abs(SMOOTHINGS[at] - (self.smoothing or 0.0))

@@ -128,6 +128,6 @@ def preferred_height(num_rows: int) -> int:
 
 
 def label_width(labels: Sequence[str], px: int) -> float:
-    """Return the width in pixels of the widest label when it is bold."""
+    """Return the width in pixels of the widest label, measured in bold type."""
     metrics = QFontMetricsF(chart_font(px, bold=True))
     return max((metrics.horizontalAdvance(label) for label in labels), default=40)

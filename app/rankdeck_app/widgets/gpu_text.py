@@ -1,4 +1,4 @@
-"""Short texts about a host's GPUs: their number, their memory in use, and whether the host answers."""
+"""Short texts about a host: the number of its GPUs, their memory in use, and whether the host responds."""
 
 from __future__ import annotations
 

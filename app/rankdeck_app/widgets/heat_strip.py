@@ -2,7 +2,7 @@
 
 Each device's current value is on the right. A reading applies to its whole interval and is drawn as a step,
 never smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never
-measured. Intervals without a reading have the card's colour.
+measured. Intervals without a reading have the background colour of the card that contains the strip.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class HeatStripData:
         return share if 0 <= share <= 1 else None
 
     def time_label(self, share: float) -> str:
-        """Return a label such as '-30 s' or 'now'; with `start_s`, the time since the start of the run, such
-        as '0:42'."""
+        """Return the label of a position on the strip, such as '-30 s' or 'now'; with `start_s`, the label is
+        the time since the start of the run, such as '0:42'."""
         if self.start_s is not None:
             return elapsed_label(self.start_s + share * self.span_s, self.span_s / 2)
         return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))

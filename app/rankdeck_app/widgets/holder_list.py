@@ -101,7 +101,7 @@ class HolderList(Chart[HolderListData]):
         return [*lines[: max_lines - 1], Holder("", name, sum(known_bytes) if known_bytes else None)]
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full text of the line at `y` if it has a note, such as a command, which may be cut."""
+        """Return the full text of the line at `y` if the line has a note, because a note may be cut off."""
         lines, index = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
         return html.escape(lines[index].text) if 0 <= index < len(lines) and lines[index].note else ""
 

@@ -165,7 +165,7 @@ def build_incrementally(owner: QObject, items: Iterator[object]) -> None:
 
 
 class FlowLayout(QLayout):
-    """Layout that wraps its widgets into rows, like words; `gap` separates widgets and rows."""
+    """Layout that wraps its widgets into rows, like words into lines; `gap` separates widgets and rows."""
 
     def __init__(self, parent: QWidget, gap: int = 8) -> None:
         super().__init__(parent)
@@ -323,8 +323,8 @@ class WrappedText(QTextEdit):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """Return the height at `width`, measured on a copy, because the document itself is laid out for the
-        current width."""
+        """Return the height at `width`, measured on a copy of the document, because the original is laid out
+        for the current width."""
         if width not in self._heights:
             measured = self.document().clone()
             measured.setDefaultTextOption(self.document().defaultTextOption())

@@ -1,7 +1,7 @@
 """Losses of several runs over steps, time or samples: for each run, a dashed average line with a letter, and
 faint raw losses.
 
-It draws a limited number of points per curve, so a million steps cost as much as a thousand.
+The number of points drawn per curve is limited, so a million steps take no longer to draw than a thousand.
 """
 
 from __future__ import annotations

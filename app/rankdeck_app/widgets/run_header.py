@@ -45,7 +45,7 @@ class RunHeader(QHeaderView):
         self._is_restoring = False
         self.setFont(theme.font(11))
         self._content_widths: dict[int, float] = {}
-        """Width in pixels that each column's widest text so far needs; 0 if all texts are empty."""
+        """Widths in pixels of the columns' widest texts so far; 0 for a column whose texts are all empty."""
         self._visibility = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._default_width(at) for at in range(len(COLUMNS))}
         """Column widths, including those of hidden columns."""

@@ -132,8 +132,8 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, return how
-    many entries are done, such as '2 of 5' or '5 raced'."""
+    """Return a text such as '103 / 150', or '103' if the total is unknown; for a race, return how many
+    entries are done, such as '2 of 5' or '5 raced'."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
         if done < count:

@@ -1,8 +1,8 @@
 """Strip of a run's main numbers, readable from a distance: cells side by side, each a label above a number.
 
 Every cell is as wide as its widest possible number, so nothing moves while numbers change; only changed cells
-are repainted. If the row is too narrow, labels are shortened first, then numbers get smaller, then the last
-cells wrap to another row. A cell wider than the strip is elided.
+are repainted. If the row is too narrow, labels are shortened first, then numbers are painted in a smaller
+font, then the last cells wrap to another row. A cell wider than the strip is elided.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stat:
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
-    """Return a cell that shows how far the lead device's memory exceeds the median of the other devices;
+    """Return a cell that shows how far the lead device's memory use exceeds the other devices' median;
     `labels` names all devices."""
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:

@@ -261,8 +261,8 @@ class StepDrawing(Chart[StepDrawingData]):
             self.update(mark.bounds.toAlignedRect())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Move along a device's row with Left and Right, and to another device with Up and Down; deselect
-        with Escape."""
+        """Move the selection along a device's row with Left and Right, and to another device with Up and
+        Down; clear it with Escape."""
         key, layout = Qt.Key(event.key()), self.get_layout()
         if key == Qt.Key.Key_Escape and self.selected is not None:
             self._select(None)

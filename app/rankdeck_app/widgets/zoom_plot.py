@@ -2,8 +2,8 @@
 
 A double click, Escape or the Reset zoom button makes a zoomed plot follow the data again. The wheel without
 Ctrl scrolls the page. pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself.
-While a plot follows the data, its ranges move in steps: a new axis layout per frame would cost more than the
-curves.
+While a plot follows the data, its ranges move in steps: laying out the axes in every frame would take longer
+than drawing the curves.
 """
 
 from __future__ import annotations

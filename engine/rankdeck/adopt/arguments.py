@@ -1,8 +1,8 @@
 """Evaluates expressions of a script without executing it.
 
-Supported are literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration
-objects, and argparse options. An entry or a field that the script may reassign anywhere is unknown. A parser
-built from the literal arguments of the script's `add_argument` calls parses the run's command line.
+Literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration objects, and
+argparse options are supported. An entry or a field is unknown if the script may reassign it anywhere. A
+parser built from the literal arguments of the script's `add_argument` calls parses the run's command line.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
 
 
 def _follow_return(origin: Origin) -> Origin:
-    """Return the expression for entry `origin.index` of the called function's result, or `origin` if
-    unknown."""
+    """Return the expression for entry `origin.index` of the called function's result, or `origin` if that
+    expression is unknown."""
     inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 

@@ -54,7 +54,7 @@ def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
 
 
 def _trainer_loss(script: ScriptFiles) -> Finding | None:
-    """Return the model's own loss, which transformers' Trainer uses unless a class overrides compute_loss."""
+    """Return the model's own loss, which transformers' Trainer uses unless compute_loss is overridden."""
     if find_trainer_argument(script, "train_dataset") is None or any(
         isinstance(node, ast.FunctionDef) and node.name == "compute_loss"
         for source in script.sources
@@ -166,7 +166,7 @@ def _is_loss_field(node: ast.expr) -> bool:
 
 
 def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
-    """Return the loss that a call of mean or sum computes, such as the mean of the squares of a difference;
+    """Return the loss that a call to mean or sum computes, such as the mean of the squares of a difference;
     None for any other call."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("mean", "sum") or call.keywords:
         return None

@@ -18,7 +18,7 @@ from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
 
 class NotAdoptableError(RankdeckError):
-    """Error for a run that no configuration can reproduce, or of which too little was observed."""
+    """Error for a run that no configuration can reproduce, or for which there are too few observations."""
 
     code = "not-adoptable"
     exit_code = 2

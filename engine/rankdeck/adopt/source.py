@@ -1,4 +1,4 @@
-"""Parses a script into a syntax tree without executing it: names, imports, and side effects of importing it.
+"""Parses a script without executing it; finds its names, imports, and statements that may train on import.
 
 Local files that the script imports are parsed in the same way. Read tracing.py next.
 """

@@ -35,7 +35,7 @@ _RANK_WORDS = ("gpu", "cpu", "auto")
 def translate_errors() -> Iterator[None]:
     """Reword errors raised inside the block in terms of Python arguments.
 
-    Further problems and their advice are added as notes, which a traceback prints below the message.
+    An error's other problems, with their advice, become notes, which a traceback prints below the message.
     """
     try:
         yield

@@ -68,8 +68,8 @@ class Run:
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
         """Return once the run has ended.
 
-        If the run was started by this process, Ctrl-C stops it in an orderly way and raises
-        KeyboardInterrupt; a second Ctrl-C stops it at once.
+        If this process started the run, Ctrl-C stops the run gracefully and raises KeyboardInterrupt; a
+        second Ctrl-C stops it at once.
 
         Raises:
             RankdeckError: the run has not ended within `timeout_s`; it continues.
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def steps(self) -> IntArray:
-        """The step numbers that belong to the entries of the step arrays; a run's first step is 1."""
+        """The step number of each entry in the step arrays; a run's first step is 1."""
         return self._arrays.refresh().steps
 
     @property

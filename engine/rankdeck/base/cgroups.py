@@ -1,6 +1,6 @@
 """Reads the limits of this process's control group, from cgroup v1 and v2.
 
-Any parent group can set a limit, so the tightest limit applies. A controller without a limit yields None.
+Any ancestor group can set a limit, so the tightest limit applies. A controller without a limit yields None.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def cpu_quota() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield (folder, index) for the process's group and all its parents; `index` selects the file names of
+    """Yield (folder, index) for the process's group and all its ancestors; `index` selects the file names of
     cgroup v2 (0) or v1 (1) in `_FILES`."""
     for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")

@@ -45,7 +45,8 @@ def write_atomic(
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write like `write_atomic`, but readable only by the owner, because a configuration may contain secrets.
+    """Write as `write_atomic` does, but let only the owner read the file: a configuration may contain
+    secrets.
 
     Raises: OSError.
     """
@@ -239,7 +240,7 @@ def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Read the whole file as UTF-8 without a byte order mark; invalid bytes become replacement characters.
+    """Read the whole file as UTF-8, skipping a byte order mark; invalid bytes become replacement characters.
 
     Raises:
         OSError: for the same reasons as in `read_bytes`.

@@ -1,6 +1,6 @@
 """Lists the installed packages that Rankdeck uses, and the packages that a lock file pins.
 
-Versions come from package metadata; nothing is imported. The build tag after a + is removed.
+Versions come from package metadata; nothing is imported. The local version label after a + is removed.
 """
 
 from __future__ import annotations

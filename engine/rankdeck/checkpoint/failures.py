@@ -26,7 +26,7 @@ class SaveFailure:
 
 
 class FolderMissingError(CheckpointError):
-    """The checkpoint's folder was deleted or moved."""
+    """Error for a checkpoint whose folder was deleted or moved."""
 
 
 def classify_failure(error: BaseException) -> SaveFailure:

@@ -1,6 +1,6 @@
 """Convert Python values to JSON and back. Nothing is unpickled, so reading a file cannot run any code.
 
-Numbers, strings, lists and dictionaries stay as they are; types that JSON lacks become {"$kind": ...}.
+Numbers, strings, lists and dictionaries stay as they are; values that JSON lacks become {"$kind": ...}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _MAX_EXACT_INT = 2**53
-"""Limit from which integers lose precision in JSON readers that parse numbers as floats."""
+"""Magnitude above which integers lose precision in JSON readers that parse numbers as floats."""
 _TYPES_BY_TAG: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
 
@@ -62,8 +62,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
-    """Return the value that was passed to `to_json_value`; tensors that were not on the CPU are moved to
-    `device`."""
+    """Reverse `to_json_value`; tensors that were not on the CPU are moved to `device`, if it is given."""
     if isinstance(plain, list):
         return [from_json_value(item, device) for item in plain]
     if not isinstance(plain, dict):

@@ -73,7 +73,7 @@ class HostLeaders:
         """Broadcast a file in chunks from `owner`; with `writes`, this host writes the chunks to its own
         file.
 
-        Raises: OSError, but only after every chunk was sent or received.
+        Raises: OSError, but only after every chunk has been sent or received.
         """
         failed: OSError | None = None
         for start in range(0, size, _CHUNK_BYTES):

@@ -117,7 +117,7 @@ def _pcie_text(gpu: GpuStatus) -> str:
 
 
 def _state_text(gpu: GpuStatus) -> Text:
-    """Return why the GPU is lost, or otherwise its hardware errors and what slows it down."""
+    """Return why the GPU is lost; if it is not, return its hardware errors and what slows it down."""
     if gpu.is_lost:
         return Text(one_line(gpu.why or ""), style="red")
     broken = [

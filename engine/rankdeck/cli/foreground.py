@@ -241,7 +241,7 @@ def _print_note(note: str) -> None:
 
 
 def _write_stderr(write: Callable[[T], None], what: T) -> None:
-    """Write `what` to stderr; if the reader of stderr is gone, discard stderr from now on, while the script
+    """Write `what` to stderr; if its reader is gone, discard all further stderr output while the script
     continues."""
     try:
         write(what)

@@ -42,7 +42,7 @@ def kinds_text(by_kind: Mapping[str, int], num_kinds: int = 3) -> str:
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """Return a script's text on one line of at most `longest` characters, all of them printable."""
+    """Format text from a script or another program as one line of at most `longest` printable characters."""
     # Cut before the loop, because a script's text may be megabytes long; the additional character shows that
     # it was cut.
     printable = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])

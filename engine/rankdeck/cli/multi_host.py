@@ -1,4 +1,4 @@
-"""Train on several hosts: start each host's part of the run, and show the coordinator's run on this host."""
+"""Train on several hosts: start each host's part, and show here the run that the coordinator records."""
 
 from __future__ import annotations
 

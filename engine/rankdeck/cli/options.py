@@ -83,7 +83,7 @@ def _sibling_configs(path: Path) -> list[str]:
 
 
 def is_script_run(run: RunDir) -> bool:
-    """Check whether the files of a run show that it runs a user's script."""
+    """Check whether a run's files show that it is the run of a user's script."""
     from rankdeck.run.problems import read_script_config
 
     return read_script_config(run) is not None

@@ -86,7 +86,7 @@ def _plan_row(line: PlanLine) -> Text:
 
 
 def _movement_notes(line: PlanLine) -> list[str]:
-    """Return a sentence on the data moved between devices per step; empty if the plan has no such data."""
+    """Return a sentence on the data moved between devices per step; empty if the plan omits movement."""
     if line.movement is None:
         return []
     laid_out = build_timeline(line.movement.by_device())

@@ -280,7 +280,7 @@ def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
 def wait_for_remote_run(
     host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupts: int = 0
 ) -> int:
-    """Show a host's run from `attempt` on until it ends, as `wait_for_run` does for local runs.
+    """Show a host's run, starting with `attempt`, until the run ends, as `wait_for_run` does for local runs.
 
     Ctrl-C stops the run on its host; `num_interrupts` is how often Ctrl-C was pressed before the call.
     """

@@ -7,7 +7,7 @@
     differences.py   keys in which configurations differ, and which runs may be ranked at all
     curves.py        losses over steps, time and samples
     formatting.py    metrics and differences as text
-    bar_charts.py    bar charts, and the dash patterns, round ticks and label positions of all charts
+    bar_charts.py    bar charts, and the dash patterns, axis ticks and label positions of all charts
     json_output.py   a comparison as JSON values
     page.py          a comparison, or one run, as one self-contained page
     run_report.py    results of a run, and fixes to try next

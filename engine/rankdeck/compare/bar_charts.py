@@ -132,7 +132,7 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) -> list[float]:
-    """Return the y coordinates of the letters next to the ends (x, y) of the curves.
+    """Return the y coordinates of the letters that label the curves at their ends (x, y).
 
     Letters that would overlap are moved apart.
     """

@@ -151,7 +151,7 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why runs are not ranked by a metric of this kind, which they all have; "" if they are ranked."""
+    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are ranked."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):

@@ -1,8 +1,8 @@
 """Render a comparison as one self-contained page without scripts, images or fonts, suitable for sending and
 archiving.
 
-page.html.j2 is the template; it escapes all text that comes from a run. Home folders are shortened in this
-module.
+page.html.j2 is the template; it escapes all text that comes from a run. This module shortens home folders to
+~.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class RunReport(NamedTuple):
 
 
 def build_report(run: ComparedRun, state: RunState) -> RunReport:
-    """Build the report. Do not call this function in the UI thread: to suggest fixes, it reads the run's
+    """Build the report. Do not call this function on the UI thread: to suggest fixes, it reads the run's
     folder."""
     rows = compare_runs([run]).rows
     return RunReport(

@@ -1,6 +1,6 @@
 """Read a run's files other than its events: its configuration, environment and prediction.
 
-They are read once, and never in the UI thread, because a disk may be slow. If a file is missing or damaged,
+They are read once, and never on the UI thread, because a disk may be slow. If a file is missing or damaged,
 its values are unknown.
 """
 
@@ -76,7 +76,7 @@ def read_run_setup(at: RunRef) -> RunSetup:
 
 
 def config_file_of(at: RunRef) -> Path:
-    """Return the path of a run's current resolved configuration, or of a single attempt's."""
+    """Return the path of the resolved configuration of a run in its current state, or of a single attempt."""
     return at.run_dir.attempt_file("config", "toml", at.attempt)
 
 

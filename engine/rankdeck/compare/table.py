@@ -80,7 +80,7 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` holds the indices of the best runs, `differences` each run's difference from the
+    """One row. `best` holds the indices of the best runs; `differences` holds each run's difference from the
     baseline ("" if there is none to show).
 
     `not_ranked` says why no value is best. `sources` are the sources of the values, by run.

@@ -17,7 +17,7 @@ from rankdeck.config.schema import Choice, TrainConfig
 
 @dataclass(frozen=True)
 class Facts:
-    """The parts of a validated configuration that the rows of INCOMPATIBILITIES test.
+    """The parts of a validated configuration that are tested by the rows of INCOMPATIBILITIES.
 
     `device_kind` (cpu | gpu) is None if it becomes known only at launch.
     """

@@ -66,7 +66,7 @@ def has_config_consent(config: RunConfig | ScriptConfig) -> bool:
 
 
 def record_consent(execution: CodeExecution) -> None:
-    """Store the consent. If that fails, the user is asked again next time."""
+    """Store the user's consent to this execution. If that fails, the user is asked again next time."""
     if has_consent(execution):
         return
     try:

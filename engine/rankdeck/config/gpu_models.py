@@ -2,9 +2,9 @@
 use.
 
     total_bytes      memory that CUDA reports as its total: less than the nominal size, and less than
-                     nvidia-smi's figure, of which the driver reserves a few hundred MiB
+                     nvidia-smi's figure, which includes a few hundred MiB that the driver reserves
     rates            peak floating point operations per second, in fp32 without tensor cores, and with them in
-                     TF32 and in fp16 or bf16 (dense); bytes per second of memory bandwidth. torch computes
+                     TF32 and in fp16 or bf16 (dense); memory bandwidth in bytes per second. torch computes
                      fp32 convolutions in TF32, and also matrix products if allowed (train.allow_tf32)
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
     context_bytes    CUDA context of a process: driver, kernels, libraries
@@ -16,9 +16,9 @@ An A100-40GB has 39.38 GiB (39.59 with older drivers), an H100 79.11
 (github.com/vllm-project/vllm/issues/27508), an L40S 44.39, an RTX 4090 23.51. The speeds are from NVIDIA's
 data sheets, and the workspaces from torch's CublasHandlePool.cpp (2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper
 on). The sizes of contexts, which depend on the driver and on the loaded kernels, are high estimates: `make
-test-all` measures contexts on a machine with GPUs, and _OLDER_CONTEXTS_MIB has published measurements. The
-sizes of NCCL's buffers, which grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986), are
-estimates too.
+test-all` measures contexts on a machine with GPUs, and the values in _OLDER_CONTEXTS_MIB are from published
+measurements. The sizes of NCCL's buffers, which grow with channels and peers
+(github.com/NVIDIA/nccl/issues/864 and 986), are estimates too.
 """
 
 from __future__ import annotations

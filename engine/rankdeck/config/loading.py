@@ -280,8 +280,8 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
 
 
 def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path], Path]) -> RunConfig:
-    """Make paths in arguments and in "path/to/file.py:factory" absolute, so that a copy of the configuration
-    works in any folder."""
+    """Make paths in arguments and in references such as "path/to/file.py:factory" absolute, so that a copy of
+    the configuration works in any folder."""
     tables = {}
     for section in ("model", "data", "loss"):
         table = getattr(config, section)

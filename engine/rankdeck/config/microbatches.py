@@ -108,7 +108,7 @@ def microbatch_problem(
 
 
 def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
-    """Return the problem with train.accumulate in a pipeline without a flush, or None."""
+    """Return the problem with train.accumulate in a pipeline without flushes, or None."""
     if mode == "stash" and accumulate > 1:
         return Problem(
             "microbatches",

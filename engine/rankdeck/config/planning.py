@@ -14,7 +14,7 @@ StrategyOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StrategyPlanning:
-    """A strategy's properties for the planner. Mappings of options passed to its functions are complete: they
+    """A strategy's properties for the planner. Its functions are passed complete mappings of options, which
     include the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]

@@ -34,7 +34,7 @@ class Preset:
 
     @property
     def lesson(self) -> str:
-        """Lesson of the preset: the first sentence of the second paragraph, else the title."""
+        """Lesson of the preset: the first sentence of the comment's second paragraph, else the title."""
         paragraphs = self.text.split("\n\n")
         return paragraphs[1].split(". ")[0].rstrip(".") if len(paragraphs) > 1 else self.title
 

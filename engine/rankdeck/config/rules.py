@@ -254,7 +254,7 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
 def _stage_problem(
     train: TrainConfig, strategy: Choice, num_devices: int, batch: int, stages: int
 ) -> Problem | None:
-    """Return a problem if the pipeline's schedule or mode rules out `batch` samples or train.accumulate."""
+    """Return a problem if the pipeline's schedule or mode rules out `batch` or train.accumulate's value."""
     options = strategy.options
     if stages > 1:
         num_microbatches = options.get("microbatches")

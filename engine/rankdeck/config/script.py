@@ -132,7 +132,7 @@ def num_ranks_of(devices: str | None, ranks: int | None) -> int:
 
 
 def load_script(path: Path) -> ScriptConfig | None:
-    """Load the script from a run's config.toml; None if the file is the configuration of a training run.
+    """Load a script's configuration from a run's config.toml; None if the file configures a training run.
 
     Raises:
         ConfigError: the file cannot be read, or is invalid.

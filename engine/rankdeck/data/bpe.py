@@ -1,4 +1,4 @@
-"""Trains a BPE vocabulary on a sample of some text files and writes the tokens of these files.
+"""Trains a BPE vocabulary on a sample of the given text files and writes the tokens of these files.
 
 corpus.py runs this file as a separate process.
 
@@ -58,7 +58,7 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
 
 
 def main() -> None:
-    """Read the request from stdin, and write tokens.bin and tokenizer.json to the requested folder."""
+    """Read the request from stdin, and write tokens.bin and tokenizer.json to the folder that it names."""
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])

@@ -256,7 +256,7 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove unfinished folders that killed processes left behind."""
+    """Remove unfinished folders left behind by killed processes."""
     for left in folder.glob("making-*"):
         try:
             if time.time() - left.stat().st_mtime > STALE_AFTER_S:

@@ -1,5 +1,5 @@
-"""Seeds a sample's randomness by its SampleKey (seed, epoch, sample), so that it is the same in any rank or
-worker, before or after a resume.
+"""Seeds each sample's randomness from its SampleKey (seed, epoch, sample), so that it is the same in any rank
+or worker, before or after a resume.
 
 Random augmentation draws from torch's, NumPy's or Python's global generator. These three are seeded before
 each sample and restored after the batch, because in a rank the model uses them too (dropout). Randomness from

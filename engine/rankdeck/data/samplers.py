@@ -121,8 +121,8 @@ class TrainBatchSampler:
         return (samples for _, samples in self._iter_microsteps())
 
     def _iter_microsteps(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (epoch, this rank's samples) for every microstep; the samples are views of the epoch's
-        order."""
+        """Yield (epoch, this rank's sample indices) for every microstep; the index tensors are views of the
+        epoch's order."""
         epochs, accumulate = self.epochs, self.accumulate
         steps_per_epoch = epochs.steps
         full_ranges = [self._local_range(epochs.global_batch, microstep) for microstep in range(accumulate)]

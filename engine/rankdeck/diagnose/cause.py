@@ -1,7 +1,7 @@
-"""Find the one cause of a failed run from everything known about its ranks, and never blame a victim.
+"""Find the one cause of a failed run, not its consequences, from everything known about the run's ranks.
 
-When one rank ends, the others fail within milliseconds with closed connections, and the first exit code is as
-often a victim's as not. So failures are ranked by how surely they came first:
+When one rank ends, the others fail within milliseconds with closed connections, so the first exit code is
+often one of theirs. Failures are therefore ranked by how certain it is that they came first:
 
     a signal that Rankdeck did not send  >  an exception that is not about other ranks  >  a silent exit
     >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
@@ -108,8 +108,8 @@ def find_cause(
 def _is_signalled(rank: RankEvidence) -> bool:
     """Check whether a signal ended the rank without being the consequence of another failure.
 
-    Two cases are such consequences: NCCL's watchdog aborts victims of a timeout, and a C++ thread aborts a
-    Python process that was already exiting for another reason.
+    Two cases are such consequences: NCCL's watchdog aborts ranks whose collectives timed out, and a C++
+    thread aborts a Python process that was already exiting for another reason.
     """
     if rank.exit_code is None or rank.exit_code >= 0 or rank.has_finished or _is_victim(rank):
         return False
@@ -322,7 +322,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
 def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
     """Return the cause if ranks called collectives that do not match; otherwise None.
 
-    Either gloo aborted one rank, or the recorded calls of the failed ranks differ.
+    The evidence is that gloo aborted a rank, or that the recorded calls of the failed ranks differ.
     """
     aborted = next(
         (rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _has_collective_mismatch(rank)), None

@@ -1,7 +1,7 @@
 """Table of rules that match errors; the first match names the cause.
 
-The patterns quote Python, torch, gloo, NCCL and CUDA. Each contains only the words that distinguish one cause
-from another, so that it also matches messages of later versions. Read exceptions.py next.
+The patterns quote messages of Python, torch, gloo, NCCL and CUDA. Each has only the words that distinguish
+one cause from another, so that it also matches messages of later versions. Read exceptions.py next.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and the others wait for it. The flight recorders name the rank that has not reac
 the others wait. Without recorders, the late rank is the one in the earliest step. If several ranks are in
 that step, the late rank is the only one whose stack does not show it waiting for other ranks, or the one in a
 phase that the others have left. A rank that reports being inside a collective waits for ranks that are in no
-collective. If no rank is missing, the ranks are in different collectives. If a run has a single rank, the
+collective. If the ranks are in different collectives, no single rank is late. If a run has a single rank, the
 message only says where that rank is.
 """
 
@@ -344,8 +344,8 @@ def beat_location(beat: Beat) -> Phrase:
 
 STEP_WARNING_S = 15.0
 PHASE_WARNING_S = 60.0
-"""Time without progress after which a warning is due in the first step and before it, in an evaluation, or in
-a save."""
+"""Time without progress after which a warning is due before or in the first step, in an evaluation, or in a
+save."""
 COMPILE_WARNING_S = 300.0
 """Time without progress after which a warning is due in the first step with torch.compile."""
 _SLOW_FACTOR = 3

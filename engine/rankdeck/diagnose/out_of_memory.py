@@ -115,7 +115,7 @@ class OutOfMemoryReport:
 
     @property
     def modules(self) -> list[MemoryShare]:
-        """Memory that each module holds itself, the largest first."""
+        """Memory that each module itself holds, the largest first."""
         return _memory_shares(self.memory_by_module)[:MAX_MODULES]
 
     @property

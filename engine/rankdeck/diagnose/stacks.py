@@ -256,7 +256,7 @@ def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set
 def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
-    """Return calls by (group, number), then by rank. Skip numbers that some rank's recorder has
+    """Return calls by (group, number), then by rank. Omit each number whose call some rank's recorder has
     overwritten."""
     oldest: dict[str, int] = {}
     for rank_calls in calls.values():

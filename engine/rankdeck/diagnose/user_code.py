@@ -1,4 +1,4 @@
-"""Tell whose code a traceback frame is in: show the user's own frames and fold all others.
+"""Determine whose code a traceback frame is in: show the user's own frames and fold all others.
 
 torch often raises an error ten frames below the wrong line of a model. `fold_frames` keeps the lines of user
 code in a printed traceback and replaces the other frames with a count of them; `user_lines` returns only the

@@ -1,9 +1,9 @@
 """Run checks in parallel, each in a process that is killed at its time limit.
 
-A check on a faulty machine may block forever: on a file server that is gone, a name server that does not
-answer, or a driver. So each check is forked, sends its rows through a pipe, and is killed with all processes
-that it started. A check whose `after` names another check starts when that check has ended, so that
-measurements do not disturb each other.
+A check may block forever, for example on a file server that is gone, a name server that does not answer, or a
+faulty driver. So each check is forked, sends its rows through a pipe, and is killed with all processes that
+it started. A check whose `after` names another check starts when that check has ended, so that measurements
+do not disturb each other.
 """
 
 from __future__ import annotations

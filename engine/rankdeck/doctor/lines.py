@@ -63,7 +63,7 @@ ROW_TITLES = {
     "clock": tr_noop("Clock"),
     "logout": tr_noop("After logout"),
 }
-"""Titles of the rows about one machine by name, in the order in which the rows are listed."""
+"""Titles, by row name, of the rows about one machine, in the order in which the rows are listed."""
 HOST_ROW_TITLES = {
     "ssh": tr_noop("SSH connection"),
     "reach": tr_noop("Connectivity"),

@@ -30,7 +30,7 @@ _COMPATIBILITY_KEYS = ("rankdeck", "python", "torch", "nccl", "lock", "config", 
 
 
 class CoordinatorGuard(HostGuard):
-    """Guard of the coordinator, which collects the whole run's events and writes its exit record."""
+    """The coordinator's guard, which collects the whole run's events and writes the run's exit record."""
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
@@ -157,12 +157,12 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """End every host's part; send the nodes the blamed host's name (`because`) and the reason (`why`)."""
+        """End all hosts' ranks; send the nodes the blamed host's name (`because`) and the reason (`why`)."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its part, and give the reason if known. The local part has already ended."""
+        """Tell every node to end its ranks, with the reason if known. The local ranks have already ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages
@@ -195,12 +195,12 @@ class CoordinatorGuard(HostGuard):
         return self.restart_local_ranks(failed)
 
     def _blamed_host(self) -> str:
-        """Return the host that caused the end of the local part: this host, or another host that all ranks
+        """Return the host that caused the end of the local ranks: this host, or another host that all ranks
         waited for."""
         return str(self.end_message().get("host", self.name))
 
     def _all_end_messages(self) -> list[GuardMessage]:
-        """Return every part's end message, the local one first."""
+        """Return every host's end message, the local one first."""
         own_message = {**self.end_message(), "name": self._blamed_host()}
         return [own_message, *({**message, "name": name} for name, message in self._end_messages.items())]
 
@@ -223,8 +223,8 @@ class CoordinatorGuard(HostGuard):
         return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Return the message of the first part that failed on its own and not because another part failed; a
-        part whose directory was removed has priority."""
+        """Return the message of the first host that failed on its own and not because another host failed; a
+        host whose run directory was removed has priority."""
         removed = (message for message in failed if message.get("code"))
         return next(removed, None) or next(
             (message for message in failed if "victim" not in message), failed[0]

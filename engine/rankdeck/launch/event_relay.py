@@ -76,7 +76,7 @@ class EventSender:
 
 
 class EventReceiver:
-    """Writes relayed events into the coordinator's run directory. `ranks` maps each host to its ranks."""
+    """Writer of relayed events to the coordinator's run directory; `ranks` maps each host to its ranks."""
 
     def __init__(self, run: str, ranks: dict[str, range]) -> None:
         self._folder = Path(run, "events")

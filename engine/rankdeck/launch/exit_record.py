@@ -111,7 +111,7 @@ class ExitRecorder:
         )
 
     def report_end(self, outcome: str, exit_code: int) -> None:
-        """Write the attempt's end event for a supervisor that was killed before writing the event itself."""
+        """Write the attempt's end event, because the supervisor was killed before it could write one."""
         end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.latest_attempt()}
         self._write_event({"kind": "run_ended", **end})
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 KILL_AFTER_S = 4.0
 """How long the supervisor has from TERM to KILL: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
-"""Seconds between two checks of the path of the run's directory."""
+"""Seconds between two checks whether the run's directory was moved, replaced or removed."""
 EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
 """Environment variable of a guard; it contains the run's directory. The guard's descendants have RANKDECK_RUN
@@ -230,7 +230,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; if it runs a script, a second request kills the script at once."""
+        """Stop the run; kill it at once if `now`, or on a second request if it runs a script."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -285,8 +285,8 @@ class Guard:
             pause_s = min(0.2, pause_s * 1.5)
 
     def restart(self) -> bool:
-        """Start the next attempt if a supervisor was killed without a stop request; return whether the
-        attempt has started."""
+        """Start the next attempt if a signal killed the supervisor and no stop was requested; return whether
+        the attempt has started."""
         self._attempt = max(self._attempt, self._exit_record.latest_attempt())
         used, max_restarts = self._attempt - self._spec["attempt"], self._max_restarts
         if self._status is None or self._status >= 0 or self._is_stop_requested or used >= max_restarts:

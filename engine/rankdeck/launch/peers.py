@@ -173,7 +173,7 @@ class Peer:
 
 
 class _SuspensionTracker:
-    """Detects that this process was suspended, so that the process does not consider its peers lost."""
+    """Detector of suspensions of this process, so that it does not consider its peers lost after one."""
 
     def __init__(self) -> None:
         self._checked_s = time.monotonic()
@@ -296,7 +296,7 @@ class CoordinatorServer:
             peer.send(word)
 
     def poll(self, now_s: float) -> None:
-        """Exchange heartbeats; call it at least every half second."""
+        """Exchange heartbeats; to be called at least every half second."""
         was_away = self._suspension.was_suspended(now_s)
         for peer in [*self._peers.values(), *self._unauthenticated]:
             if was_away:

@@ -84,7 +84,7 @@ def signal_sessions(sessions: set[int], number: int) -> None:
 def list_orphans() -> list[str]:
     """Return the orphaned processes that ranks started, as 'python (4711)'.
 
-    Call it from the supervisor, whose parent, the guard, is the reaper of orphans.
+    Only the supervisor may call this: its parent, the guard, is the reaper of orphans.
     """
     try:
         below = psutil.Process(os.getppid()).children(recursive=True)

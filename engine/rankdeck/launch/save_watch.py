@@ -35,7 +35,7 @@ def was_save_interrupted(run: str | Path) -> bool:
 
 
 class SaveWatch:
-    """Watch over the saves of one run. A save counts as making progress when it is first observed."""
+    """Monitor of one run's saves. A save counts as making progress when it is first observed."""
 
     def __init__(self, run: str | Path) -> None:
         self._run = Path(run)

@@ -1,6 +1,6 @@
 """Run a user's script: start ranks as torchrun does, signal them as a terminal does, end their sessions.
 
-    listen for the store  ->  start the ranks  ->  relay their output, forward signals, watch them
+    listen on the store's socket  ->  start the ranks  ->  relay their output, forward signals, watch them
 
 Each rank leads a session of its own and dies with the supervisor, and its output is relayed (streams.py). The
 ranks are started while the supervisor has one thread. Read streams.py, store.py and script_watch.py next.
@@ -336,7 +336,7 @@ class ScriptRank(RankProcess):
         return self.exit_code
 
     def forward_signal(self, number: int) -> None:
-        """Deliver a signal that the command received."""
+        """Forward a signal, which the command received, to this rank's processes or terminal."""
         if self.poll() is not None:
             return
         if number in (signal.SIGTSTP, signal.SIGSTOP):

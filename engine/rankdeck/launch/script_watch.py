@@ -33,7 +33,7 @@ from rankdeck.run.problems import script_name
 from rankdeck.run_dir import RunDir
 
 NUM_SLOTS = 64
-"""Heartbeat slots: more than the ranks that Rankdeck starts, because a script may start ranks itself."""
+"""Minimum number of heartbeat slots; a script may itself start more ranks than Rankdeck starts."""
 _IDLE_AFTER_S = 5.0
 _BUSY_TIMEOUT_S = 120.0
 """How long a script's only rank may compute between steps (as in evaluation) before a hang is reported."""
@@ -41,7 +41,7 @@ _RECHECK_BYTES = 1 << 16
 
 
 class ScriptWatch(Watch):
-    """Watch over the ranks of a script."""
+    """Monitor of a script's ranks."""
 
     def __init__(
         self, run: RunDir, attempt: int, config: ScriptConfig, report_problem: Callable[[Problem], None]
@@ -156,7 +156,7 @@ class ScriptWatch(Watch):
         return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in rank_evidence]
 
     def failure(self, rank: int) -> events.RankFailed | None:
-        """Return the failure found in the rank's stderr or, if there is none, a failure made from its exit
+        """Return the failure found in the rank's stderr or, if there is none, a failure derived from its exit
         code."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1

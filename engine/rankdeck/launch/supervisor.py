@@ -133,7 +133,7 @@ class Supervisor(SupervisorInterface):
             self.report_problem(warning)
 
     def _start_time(self) -> float:
-        """Return when the user's command started (Unix seconds); for a restart, return the current time."""
+        """Return the start time of the user's command (Unix seconds); for a restart, the current time."""
         started = None if self._arguments.restarts else self._group.environment.get("started")
         return float(started) if started is not None else time.time()
 
@@ -197,8 +197,8 @@ class Supervisor(SupervisorInterface):
             group.wait()
 
     def _wait_for_cause(self) -> None:
-        """Wait for the cause to appear before the other ranks are ended: the rank that failed first may be a
-        victim, and the output of the rank at fault may still be on its way."""
+        """Wait for the cause to appear before the remaining ranks are ended: another rank may have caused the
+        first failure, and that rank's output may still be in transit."""
         began_s = time.monotonic()
         while True:
             self._drain([rank for rank in self._group.ranks if rank.poll() is not None], is_patient=False)

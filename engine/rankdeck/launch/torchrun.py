@@ -99,7 +99,7 @@ def observer_variables(
 
 
 def without_observer(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the observer's variables, for commands that a script starts."""
+    """Return the environment without the observer's variables, for a guard that an observed script starts."""
     variables = {name: value for name, value in environment.items() if name != "RANKDECK_OBSERVE"}
     first, _, rest = variables.get("PYTHONPATH", "").partition(":")
     if first == str(INJECT_FOLDER):

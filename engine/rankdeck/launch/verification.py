@@ -1,4 +1,4 @@
-"""Verify strategies without a training run: real ranks build each strategy, take two steps and exit.
+"""Verify strategies without a training run: real ranks set up each strategy, take two steps and exit.
 
 The ranks belong to a temporary run folder that records no steps. See ../training/verify/ for the check
 itself.

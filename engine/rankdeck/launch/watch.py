@@ -302,7 +302,7 @@ class Watch:
         return request_stacks(self._run, self._attempt, senders, with_calls=not self._is_single_rank)
 
     def failure_timeout_s(self) -> float:
-        """Return how long after a failure to wait for more evidence of its cause. An input error on one rank
+        """Return how long to wait after a failure for more evidence of its cause. An input error on one rank
         usually appears on all ranks, unless the bad input is only on that rank."""
         if all(rank.exit_code is not None for rank in self.ranks):
             return 0.0

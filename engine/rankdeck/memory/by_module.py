@@ -70,7 +70,7 @@ def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) ->
 
 
 def failing_module(error: BaseException, model: nn.Module) -> str | None:
-    """Return the model's innermost module that an exception passed through, such as 'blocks.2.mlp (MLP)'.
+    """Return the innermost module of `model` that the exception passed through, e.g. 'blocks.2.mlp (MLP)'.
 
     None if it passed through no module.
     """

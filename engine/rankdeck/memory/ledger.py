@@ -6,7 +6,7 @@ counted. The kind of a new storage is the thread's phase (scopes.py); without a 
 "temporary" inside a backward (except for recomputed activations). Gradients and optimizer state are labelled
 once they are recognized (watched_module.py), also in a peak that includes them.
 
-The ledger can track only some of the steps (training/sampling_budget.py). Between them, freed storages are
+Tracking can be limited to some of the steps (training/sampling_budget.py). Between them, freed storages are
 still removed, and the next tracked step adds what the watched modules hold by then. The ledger never searches
 for tensors: no search could reach DistributedDataParallel's buckets, but they are in the ledger because
 construction and the first steps were tracked.
@@ -139,7 +139,7 @@ class Ledger(Storages):
             state.paused -= 1
 
     def _copy_to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Copy a tensor to the host, uncounted, and return a function that copies it back to its device."""
+        """Copy a tensor to untracked host memory; return a function that copies it back to its device."""
         device = self.device_of(tensor)
         with self.paused():
             host_copy = tensor.detach().clone()

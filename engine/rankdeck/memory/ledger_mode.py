@@ -49,7 +49,7 @@ _TEMPORARY = kind_index("temporary")
 _NO_DEVICE = -1
 _STRIDED = torch.strided
 _SET_STORAGE = "set_.source_Storage_storage_offset"
-"""Operation that sets a tensor's storage, e.g. to one that deepcopy or torch.load filled without the mode."""
+"""Operation that sets a tensor's storage, e.g. to one that deepcopy or torch.load filled outside the mode."""
 
 
 # Temporaries inside a kernel (sparse addition: the values once more) are not seen.

@@ -30,7 +30,7 @@ RECOUNT_S = 10.0
 
 
 class OwnerBytes:
-    """Bytes by owner on each of a rank's devices, counted in the first readings and then every RECOUNT_S."""
+    """A rank's bytes by owner and device, counted in the first readings, then every RECOUNT_S seconds."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._module = module
@@ -53,8 +53,8 @@ class OwnerBytes:
 def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
     """Return one reading of a CUDA device.
 
-    The live bytes by kind add up to the allocated bytes, and the peak bytes by kind to their peak. Peaks
-    cover the time since the last `reset_gpu_peaks`.
+    The live bytes by kind add up to the allocated bytes, and the peak bytes by kind to the peak of the
+    allocated bytes. Peaks cover the time since the last `reset_gpu_peaks`.
 
     Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same data, and is 20
     times slower).

@@ -74,7 +74,7 @@ def require_dropout(dropout: float) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks in model order; empty if no ModuleList or Sequential has weights."""
+    """Return the repeated blocks in model order; an empty list if no ModuleList or Sequential has weights."""
     method = getattr(model, "repeated_blocks", None)
     if callable(method):
         return list(method())

@@ -117,7 +117,7 @@ def _get_field(outputs: Any, name: str) -> Any:
 
 
 def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """Turn the model's `.loss`, a mean over `.count` targets, into a sum. If the output has no `.count`,
+    """Turn the `.loss` of `outputs`, a mean over `.count` targets, into a sum. If `outputs` has no `.count`,
     `counts` finds the number of targets."""
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):

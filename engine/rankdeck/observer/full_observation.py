@@ -32,7 +32,7 @@ PART = "full"
 TRACKED_SOURCE = "measured in full observation"
 """Name of this measurement, the same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Step counts after each of which two steps are tracked, as soon as tracking is possible."""
+"""Step counts: after each, two steps are tracked as soon as tracking is possible."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
@@ -173,7 +173,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Make the ledger count as inputs the batches that a loader returns during a tracked step."""
+    """Make batches that a loader returns during a tracked step count as inputs in the ledger."""
     if not _trackers:
         return
     full = _trackers[0]

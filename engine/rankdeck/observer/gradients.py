@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GradientReader:
-    """Reads scalars of an optimizer before and after its step."""
+    """Reads an optimizer's learning rate, and its gradient norm before or after its step."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session

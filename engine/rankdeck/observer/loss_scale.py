@@ -16,7 +16,7 @@ _MAX_NODES = 64
 _LINEAR_NODES = ("AddBackward0", "SubBackward0", "SumBackward0", "MeanBackward0", "StackBackward0")
 """Nodes whose result is a multiple of the scale if all their inputs are."""
 _PRODUCT_NODES = ("MulBackward0", "DivBackward0")
-"""Nodes whose result is a multiple of the scale if a factor or the dividend is and the other is constant."""
+"""Nodes whose result is a multiple of the scale if they multiply or divide such a multiple by a constant."""
 _UNKNOWN = object()
 
 

@@ -33,8 +33,8 @@ class LossTracker:
         self._torch, self._session = torch, session
         self._readings = ScalarReader(torch)
         self.with_scaler = self.with_unknown_scale = False
-        """Whether a gradient scaler has scaled a loss, and whether it has scaled a value that could not be
-        marked."""
+        """Whether a gradient scaler has scaled a loss; `with_unknown_scale`: whether it has scaled a value
+        that could not be marked."""
         self.forget()
 
     def forget(self) -> None:

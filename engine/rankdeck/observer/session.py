@@ -90,8 +90,8 @@ class RankSession:
         self.samples: int | None = None
         """Number of samples in all training batches whose backward has run; None if no loader is observed."""
         self.has_tracked_step = False
-        """Whether a step was tracked operation by operation (full_observation.py). The less complete readings
-        of each owner's memory on a CPU are then no longer reported."""
+        """Whether a step was tracked operation by operation (full_observation.py). From then on, readings of
+        the owners' memory on a CPU, which are less complete, are not reported."""
         self.models: list[Any] = []
         """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []
@@ -231,7 +231,7 @@ class RankSession:
         file.release()
 
     def end(self) -> None:
-        """Write the remaining events; the supervisor reports why the process ends."""
+        """Write the remaining events; the supervisor reports why the process ended."""
         self.is_ending = True
         self._stop_thread()
         self._final_tick()

@@ -28,7 +28,7 @@ _MAX_ENTRIES = 64
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Register the signal when this process becomes a rank."""
+    """Register faulthandler for the signal when this process becomes a rank."""
     path, answered = "", 0
 
     def register(optimizer: Any) -> None:

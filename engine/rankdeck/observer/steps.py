@@ -5,8 +5,8 @@ part of the outer step. If several optimizers step in turn (a GAN), the one with
 this is decided when an optimizer steps for the second time. Steps before that decision, and all steps of
 other optimizers, are set aside. When an optimizer becomes the leading one, its own steps that were set aside
 become steps of the run. All others count as other optimizers' steps, at the latest when the leading optimizer
-steps again. If the leading optimizer is gone or no longer steps, another optimizer leads. A step is a tuple
-in a list; step_rows.py writes it.
+steps again. If the leading optimizer is gone or no longer steps, another optimizer leads. A step is stored as
+a tuple, which step_rows.py writes.
 """
 
 from __future__ import annotations

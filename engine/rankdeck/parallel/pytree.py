@@ -124,7 +124,7 @@ def split_batch(value: Any, size: int, num_samples: int) -> list[Any]:
 
 
 def cast_to(value: Any, dtype: torch.dtype) -> Any:
-    """Cast floating and complex tensors to double precision if `dtype` is fp64; else return `value`
+    """Cast floating-point and complex tensors to double precision if `dtype` is fp64; else return `value`
     unchanged."""
     if dtype is not torch.float64:
         return value
@@ -132,7 +132,7 @@ def cast_to(value: Any, dtype: torch.dtype) -> Any:
 
 
 def fp64_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the fp64 counterpart of a floating or complex dtype; integer dtypes stay as they are."""
+    """Return the fp64 counterpart of a floating-point or complex dtype; integer dtypes stay as they are."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype

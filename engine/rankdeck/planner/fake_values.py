@@ -39,11 +39,11 @@ KNOWN_RESULTS: KnownOutputs = {}
 class FakeValues:
     """Executor of operations on fake tensors. Code outside the model that reads a fake tensor's value gets 1.
 
-    The training loop and torch read losses, norms and votes, none of which affects memory; any two tensors
-    compare as equal. What a model computes may depend on a value that it reads. Such a read is answered by
-    `answers` (value_answers.py); without `answers`, it raises the usual error of fake tensors. If the model
-    only checks whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether
-    gradients are infinite, gets 0: otherwise no optimizer step would ever run.
+    The training loop and torch read losses, norms and flags reduced across ranks, none of which affects
+    memory; any two tensors compare as equal. What a model computes may depend on a value that it reads. Such
+    a read is answered by `answers` (value_answers.py); without `answers`, it raises the usual error of fake
+    tensors. If the model only checks whether a batch has no padding, `has_padding` decides. The loss scaler,
+    which checks whether gradients are infinite, gets 0: otherwise no optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:

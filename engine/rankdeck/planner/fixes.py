@@ -58,8 +58,8 @@ _MAX_TENSOR_PARALLEL = 8
 _MAX_ACCUMULATE = 4
 """Maximum number of microsteps: planning each one takes as long as planning an undivided batch."""
 _MAX_REMAINING_SHARE = 0.95
-"""Maximum ratio of a device's memory need after doubling the devices to its need before; above this ratio,
-more devices do not help."""
+"""Maximum ratio of a device's memory need on twice as many devices to its need on the current number; above
+this ratio, more devices do not help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
     FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),

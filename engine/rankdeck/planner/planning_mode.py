@@ -275,8 +275,8 @@ class ShapeDataset:
 
 
 class LargestBatchDataset:
-    """Replacement for a user's data set that always returns the same batch for a given number of samples: the
-    run's batch with the most elements, enlarged where another batch is longer in a dim."""
+    """Data set that replaces a user's own and always returns the same batch for a given number of samples:
+    the run's batch with the most elements, enlarged where another batch is longer in a dim."""
 
     is_random = False
 

@@ -1,8 +1,8 @@
 """Read samples, one by one and in batches, for as long as the time budget lasts. Read samples.py first.
 
-The first sample is always read, and batches that repeat it show how a batch grows. Then the other samples are
-read in random order, then batches that combine the smallest and largest samples, and finally batches like
-those of a run. A batch that would take longer than the remaining time is not read.
+The first sample is always read, and batches that repeat it show how sizes grow with the number of samples.
+Then the other samples are read in random order, then batches that combine the smallest and largest samples,
+and finally batches like those of a run. A batch that would take longer than the remaining time is not read.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class _SampleReader:
         return self._budget_s - (time.monotonic() - self._start_s)
 
     def _estimated_s(self, num: int) -> float:
-        """Estimate the seconds for reading a batch of `num` samples from the time per sample so far."""
+        """Estimate the seconds to read a batch of `num` samples, given the time per sample so far."""
         num_read = len(self._single_sizes) + sum(len(indices) for indices, _ in self._probes)
         return num * (time.monotonic() - self._start_s) / num_read
 

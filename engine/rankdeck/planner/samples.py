@@ -274,7 +274,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""(a dim's length, or a number, in each sample of a batch when read alone; the same in the whole batch)."""
+"""(a dim's length, or a number, in each sample of a batch when read alone; its value in the whole batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ class _ThreadState(threading.local):
 
 
 class SimulatedPace:
-    """Pacing of one rank's devices: a rate shared by all ranks determines how long their slots last.
+    """Pacing of one rank's devices; a rate shared by all ranks determines how long a device's slots last.
 
     `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
     `communicates_in_forward`, a device may wait for other ranks in the middle of a slot; that wait does not

@@ -174,7 +174,7 @@ class SpanRecorder:
             sample.marks.append(mark)
 
     def start_step(self, step: int, *, record: bool, is_tracked: bool = False) -> None:
-        """Start a step. `is_tracked` says that the memory ledger tracks the step, which slows it down."""
+        """Start a step. `is_tracked` says whether the memory ledger tracks the step, which slows it down."""
         self._active = record or self.pace is not None
         if self.pace is not None:
             self.pace.start_step()

@@ -345,7 +345,7 @@ class RunFeed:
     def _piece_messages(self, name: str) -> Generator[tuple[Message, bytes], None, bool]:
         """Yield new pieces of a file, and return whether more of it remains to be sent.
 
-        Event files are sent to their end, logs one piece at a time, so that no event waits for a log.
+        Event files are sent in full, logs one piece at a time, so that no event waits for a log.
         """
         path, is_log = self._run.path / name, name.startswith("logs/")
         max_bytes = synced_files.MAX_LOG_BYTES if is_log else sys.maxsize

@@ -258,7 +258,7 @@ class RunMirror:
 
         Raises:
             WireError: the message is invalid.
-            OSError: the disk is full or cannot be written.
+            OSError: the disk is full or cannot be written to.
         """
         match message:
             case wire.Piece():

@@ -144,7 +144,7 @@ def unpack(archive: bytes) -> Path:
     """Unpack an archive from `pack` and return the folder.
 
     Raises:
-        OSError, tarfile.TarError: the archive is invalid or cannot be written.
+        OSError, tarfile.TarError: the archive is invalid, or its files cannot be written.
     """
     folder = state_dir() / "code"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

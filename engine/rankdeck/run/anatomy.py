@@ -63,7 +63,7 @@ class Span:
 class DeviceRow:
     """The phases of one device in start order, without idle time.
 
-    `step_s` is the length of its rank's whole step.
+    `step_s` is the duration of the whole step on the device's rank.
     """
 
     device: int
@@ -228,7 +228,7 @@ class AnatomyCollector:
         return self._complete_steps[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Add a rank's valid spans; return the step if it is complete with these spans."""
+        """Add a rank's valid spans; return the step if these spans complete it."""
         self._pending.setdefault(share.step, {})[share.rank] = share
         # A rank that never reports must not make incomplete steps pile up.
         while len(self._pending) > _MAX_PENDING_STEPS:

@@ -1,4 +1,4 @@
-"""Hold the state of one attempt of a run, which is built from the attempt's files, read in any order.
+"""Hold the state of one attempt of a run, built from the attempt's files, which may be read in any order.
 
 Only `cut` depends on another attempt: steps that a later attempt trains again are superseded and discarded.
 run_state.py combines the attempts.
@@ -325,8 +325,8 @@ class Attempt:
 def run_intervals(attempts: Iterable[Attempt], *, is_over: bool) -> list[RunInterval]:
     """Return the interval in which each attempt of a run ran.
 
-    An attempt without an end is still running if it is the newest of a run that is not over. Otherwise it
-    ended with its last event.
+    An attempt without a RunEnded event is still running if it is the newest of a run that is not over.
+    Otherwise it ended with its last event.
     """
     announced = [(attempt, attempt.started.started) for attempt in attempts if attempt.started is not None]
     alive = None if is_over or not announced else announced[-1][0]

@@ -1,6 +1,6 @@
 """Read the table rows of a run's attempts, and compute the run's pace from the rows.
 
-The pace leaves out the time between attempts, in which the user was away or a scheduler queued the run: the
+The pace excludes the time between attempts, when the user may be away or the run in a scheduler's queue: the
 first step of an attempt is counted with its own `step_s`. step_table.py describes when the metrics are exact.
 """
 

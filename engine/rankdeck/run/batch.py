@@ -168,8 +168,8 @@ class MemoryColumns:
 
 @dataclass
 class Batch:
-    """Events of any number of files; events of one file are in that file's order. Every key of a mapping
-    starts with the attempt.
+    """Events of any number of files; events of one file are in that file's order. The keys of each mapping
+    start with the attempt's number.
 
     `events` holds the infrequent kinds; `counts`, if set, holds the numbers of lines that the reader has been
     unable to use so far.

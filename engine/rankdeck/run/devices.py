@@ -26,8 +26,8 @@ class AttemptDevice:
     """One attempt's reports about a device. The x values of the histories are Unix times.
 
     `peaks` lists each sampled step whose peak is larger than all earlier peaks, so that the last remaining
-    entry is still the largest after a cut. `owners_history` is used for a script if only the owners of its
-    tensors were observed.
+    entry is still the largest after a cut. `owners_history` is used for a script if only its tensors with a
+    known owner were counted.
     """
 
     latest_memory: Peak | None = None
@@ -163,7 +163,7 @@ class DeviceState:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The largest peak; None if only owners were observed, since their sum is not a peak."""
+        """The largest peak; None if only tensors with known owners were counted: their sum is not a peak."""
         return None if self.largest_memory is None or self.is_owners_only else self.largest_memory.peak_bytes
 
     @property
@@ -193,7 +193,7 @@ class DeviceState:
 
     @property
     def breakdown(self) -> dict[str, int] | None:
-        """The GPU's memory by segment in the last reading; None if the driver was not read."""
+        """The GPU's memory by segment in the driver's last reading; None if there has been no reading."""
         if self.used_bytes is None or self.info is None:
             return None
         return break_down(

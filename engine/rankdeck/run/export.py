@@ -1,4 +1,4 @@
-"""Export a run's weights and metrics to one file for other programs.
+"""Export a run's weights or metrics to a file that other programs can read.
 
 A file appears complete or not at all: it is written under a temporary name in the same folder and then
 renamed.

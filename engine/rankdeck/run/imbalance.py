@@ -48,7 +48,7 @@ def lead_device(imbalance: Imbalance | None) -> int | None:
 
 
 def find_imbalance(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
-    """Return the imbalance of one value per device; None if fewer than two values are known.
+    """Return the imbalance of the devices' memory; None if fewer than two devices have a known value.
 
     If several devices have the largest value, the first one is the lead.
     """

@@ -39,9 +39,9 @@ AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "referen
 class EntryMeasurement(msgspec.Struct, kw_only=True):
     """Measurements of an entry.
 
-    `step_s` are the step times after the warm-up, in order; `peak_bytes` is by device (None if it was not
-    read), `sent_bytes` is the sum for all ranks in one step; `losses` has a value for every step, None if
-    unknown; `seconds` is the duration of the whole entry including its start.
+    `step_s` are the step times after the warm-up, in order; `peak_bytes` has a value for each device (None if
+    it was not read); `sent_bytes` is the sum for all ranks in one step; `losses` has a value for every step,
+    None if unknown; `seconds` is the duration of the whole entry including its start.
     """
 
     step_s: list[float]

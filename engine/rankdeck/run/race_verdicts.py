@@ -2,11 +2,11 @@
 
 From the same seed, every strategy computes the same losses, so each loss is compared with that of a
 reference: the entry of `single`, or else the first entry that completed. Sums in another order are rounded
-differently, and an optimizer that divides by the size of gradients amplifies the difference with every step
-(2e-6 after 24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to the
-first steps, and fifty times that tolerance to later steps. If gradients are not synchronized, the difference
-after two steps is a thousand times either tolerance. A strategy that is known to give different results is
-listed with the reason and does not fail the comparison.
+differently, and an optimizer that divides by the magnitude of gradients amplifies the difference with every
+step (2e-6 after 24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to
+the first steps, and fifty times that tolerance to later steps. If gradients are not synchronized, the
+difference after two steps is a thousand times either tolerance. A strategy that is known to give different
+results is listed with the reason and does not fail the comparison.
 
 An entry's time is the median of its step times. Two entries are distinguished if the confidence intervals of
 their medians do not overlap and they differ by more than the machine's drift, which is measured by repeating

@@ -275,7 +275,7 @@ def _last_step_of_script(run: RunDir, attempt: int) -> int:
 
 
 def _rank_files(run: RunDir, attempt: int) -> list[Path]:
-    """Return the ranks' event files of an attempt, the lowest rank first."""
+    """Return the event files of an attempt's ranks, the lowest rank first."""
     paths = _files(run, "rank-*", attempt)
     # By length first, so that rank-10 comes after rank-9.
     return sorted(paths, key=lambda path: (len(path.name), path.name))

@@ -1,9 +1,9 @@
 """Cache the rows of runs and races between reads and across program starts, so that a list of thousands of
 runs appears immediately.
 
-The cache is never authoritative: a row is valid only as long as the names, lengths, times and inodes of its
+The cache is never authoritative: a row is valid only as long as the names, sizes, times and inodes of its
 run's files do not change. Each folder of runs has one cache file; a file that is damaged, of another version
-or of another folder is ignored. The cache file is replaced as a whole, after merging the rows that another
+or of another folder is ignored. The cache file is replaced as a whole, after merging in the rows that another
 program wrote in the meantime. If it cannot be written, rows are read from the runs each time.
 """
 

@@ -6,8 +6,8 @@ The state includes all events written by then and all steps that had ended by th
 the steps shortly afterwards. Steps that a later attempt trained again are still included at times before that
 attempt.
 
-Moving forward in time continues reading; moving back starts from the nearest of a few snapshots, or from the
-beginning. No snapshot is taken until an earlier state of the run is requested. Read run_state.py first.
+For a later time, reading continues; for an earlier one, it restarts from the nearest of a few snapshots or
+the beginning. No snapshot is taken until an earlier state of the run is requested. Read run_state.py first.
 """
 
 from __future__ import annotations

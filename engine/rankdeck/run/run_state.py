@@ -68,7 +68,7 @@ class RunState(AttemptRows):
         self.num_events = 0
         self.counts = LineCounts()
         self.raised_problems: list[Problem] = []
-        """Problems in the order read; the property `problems` returns them in the order of the run."""
+        """Problems in the order read; the property `problems` returns them in the order raised."""
         self.dropped: list[events.Dropped] = []
         self._problems: list[tuple[EventPosition, Problem]] = []
         self._num_rejected = 0
@@ -236,8 +236,8 @@ class RunState(AttemptRows):
 
     @property
     def problems(self) -> list[Problem]:
-        """Problems in the order of the run; those of earlier attempts are warnings, since the run continued
-        after them."""
+        """Problems in the order in which they were raised; those of earlier attempts are warnings, since the
+        run continued after them."""
         latest = self._latest_attempt.number
         problems = [
             (at.attempt < latest, self.attempts[at.attempt].with_host(problem))

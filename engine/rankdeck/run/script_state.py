@@ -111,8 +111,8 @@ class ScriptState:
 
     @property
     def first_step_time(self) -> float | None:
-        """The time (Unix seconds) at which any rank first finished a step in any attempt, even if that step
-        was trained again."""
+        """The earliest time (Unix seconds) at which any rank finished a step in any attempt, even if a later
+        attempt repeated that step."""
         observed = (attempt.script_joiner for attempt in self._script_attempts)
         ends = [rank.first_ended for joiner in observed if joiner for rank in joiner.ranks.values()]
         return min((ended for ended in ends if ended is not None), default=None)

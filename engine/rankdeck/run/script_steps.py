@@ -42,7 +42,7 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps held for all ranks together; every rank may hold `_MIN_ROWS` in any case."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step; a step's duration, if longer, replaces it."""
+"""Maximum gap between two ranks' end times of a shared step, or the step's duration if that is longer."""
 _MAX_JOIN = 1 << 16
 
 
@@ -161,7 +161,7 @@ class ScriptStepJoiner:
         return rows
 
     def _first_changed(self, leader: int) -> float:
-        """Return the first step whose row was already returned, but which another rank has reported since."""
+        """Return the first step that another rank reported after `join` had returned the step's row."""
         lead = self.ranks[leader]
         returned = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf
@@ -178,7 +178,7 @@ class ScriptStepJoiner:
         return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
     def _match(self, lead: RankSteps, number: int, columns: slice) -> tuple[Floats, Floats]:
-        """Return the step numbers and `shares` of rank `number` for the leader's steps `columns`; NaN where
+        """Return rank `number`'s step numbers and `shares` for the leader's steps in `columns`; NaN where
         that rank took no part in a step."""
         rank, steps = self.ranks[number], lead.steps[columns]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)

@@ -161,7 +161,7 @@ class Series:
         return self._raw.num_bytes + sum(tier.num_bytes for tier in self._tiers)
 
     def append(self, x: float, y: float, *keys: float) -> None:
-        """Append one point of a single curve, like `append_many`; y must fit into a float32."""
+        """Append one point to a series of one curve, like `append_many`; y must fit into a float32."""
         last_x = self.last_x
         self._raw.append(1, x if last_x is None else max(x, last_x), y, *keys)
         self._fill_tiers()

@@ -118,7 +118,7 @@ class DevicePhases(msgspec.Struct, frozen=True):
 
 
 class SampledStep(msgspec.Struct, frozen=True):
-    """The last sampled step, by device and phase."""
+    """Duration of the last sampled step, and the time that each device spent in each phase of it."""
 
     step: int
     seconds: float

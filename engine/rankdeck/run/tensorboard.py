@@ -128,5 +128,5 @@ def read_scalars(state: RunState) -> Iterator[ScalarsOfStep]:
 
 
 def _clamp_time(t: float, zero: float) -> float:
-    """Return a value's time, or `zero` if the time is not plausible."""
+    """Return `t`, the time of a value, or `zero` if `t` is not plausible."""
     return t if abs(t) < _MAX_TIME else zero

@@ -1,7 +1,7 @@
 """Format the result of the check before the first step, for people and for `--json`.
 
     verified_text    a whole line, for a header or a log
-    verified_cell    a few words for a table whose row or column is called ONE_DEVICE
+    verified_cell    a few words for a table row or column called ONE_DEVICE
     verified_detail  the details: the difference, the tensors, or why nothing was compared
     compared_text    how much was compared, and how long that took
     OUTCOME_TEXTS    a word or two for each outcome

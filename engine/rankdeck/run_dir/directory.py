@@ -278,7 +278,7 @@ class RunDir:
     def origin(self) -> RunOrigin | None:
         """The remote run that this directory is a copy of; None for a local run.
 
-        An origin is trusted only in the folder of copies, so a shared run directory cannot name a host.
+        An origin is trusted only in the folder of copies; elsewhere it could name any host to connect to.
         """
         if not self.path.absolute().is_relative_to(copies_dir()):
             return None

@@ -85,8 +85,8 @@ def is_run(path: Path) -> bool:
 
 
 def find_run(text: str, folder: Path | None = None) -> RunDir:
-    """Return the run that `text` names: a directory, `last`, a folder's name, a title, or part of a folder's
-    name.
+    """Return the run that `text` names; `text` is a path, `last`, a folder's name, a title, or part of a
+    folder's name.
 
     Raises:
         RunNotFoundError: no run matches, or several do; the message lists them.

@@ -319,7 +319,7 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def communication_phase(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
-        """Mark a phase in which this rank sends `num_bytes`; its allocations count as communication."""
+        """Mark a phase in which this rank sends `num_bytes`; its allocations then count as communication."""
         with self.ledger.phase("communication"), self.spans.phase(0, name, num_bytes=num_bytes):
             yield
 

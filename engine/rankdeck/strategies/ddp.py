@@ -10,9 +10,9 @@ that does not fit; slow links with small batches.
 `native` is torch's DistributedDataParallel, which sends buckets while backward still runs. All other syncs
 run after backward, in parallel/collectives/grad_sync.py: they are slower for that reason, but easier to read.
 
-Uneven inputs: all ranks get the same number of training batches (sizes that do not divide evenly are
-refused), so torch's Join is not needed. The ranks' batches may hold different numbers of targets and, in an
-epoch's last step, of samples: results are correct because losses are sums. Sequences of different lengths
+Uneven inputs: all ranks get the same number of training batches (a global batch that does not divide evenly
+is refused), so torch's Join is not needed. The ranks' batches may hold different numbers of targets and, in
+an epoch's last step, of samples: results are correct because losses are sums. Sequences of different lengths
 change no gradient's shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm
 sees its rank's slice unless `sync_batchnorm` is set.
 

@@ -147,7 +147,7 @@ class DdpFacts(StrategyFacts):
         return compressed_bytes(gradients, self._options.compress, self._options.powersgd_rank)
 
     def sent_bytes(self) -> SentBytes:
-        """Return the bytes of gradients; buffers, which torch also broadcasts, are not counted."""
+        """Return the bytes of gradients; the buffers that torch broadcasts are not counted."""
         num_bytes = all_reduce_bytes(self._compressed_bytes(), self._world_size)
         return SentBytes(
             _with_compression(f"native ({dist.get_backend()})", self._options.compress), num_bytes

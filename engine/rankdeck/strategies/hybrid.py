@@ -178,7 +178,7 @@ class Hybrid(Strategy):
 
 
 class _FullModel(Strategy):
-    """All layers on every rank, split along the tensor axis as in tensor and sharded as in fsdp."""
+    """Hybrid without stages: each rank has all layers, split along the tensor axis and sharded as in fsdp."""
 
     name = "hybrid"
     options: HybridOptions

@@ -177,7 +177,7 @@ class ModelParallel(Strategy):
         return tensor
 
     def _move_attribute(self, tensor: Tensor, index: int) -> Tensor:
-        """Move another stage's tensor attribute to stage `index`; a tensor on the CPU stays on the CPU."""
+        """Move another stage's tensor attribute to stage `index`'s device; a CPU tensor stays on the CPU."""
         if self._virtual is None:
             return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
         source = self.ledger.device_of(tensor)

@@ -81,7 +81,7 @@ class PipelineParallel(Strategy):
     def choose_microbatches(self) -> int:
         """Return the number of microbatches.
 
-        Raises: ConfigError if the batch cannot be cut as the schedule requires.
+        Raises: ConfigError if the batch cannot be split as the schedule requires.
         """
         setup, schedule, requested = self.setup, self.options.schedule, self.options.microbatches
         problem = rules.microbatch_problem(schedule, setup.world_size, setup.microstep_samples, 1, requested)
@@ -241,8 +241,8 @@ class PipelineParallel(Strategy):
             raise other_sizes_error()
 
     def use_sizes(self, batch: Batch) -> None:
-        """Set the boundaries' shapes for this batch, whose samples may be padded to a different length than
-        those of the previous batch.
+        """Set the shapes of the tensors between stages for this batch, whose samples may be padded to a
+        different length than those of the previous batch.
 
         All ranks of a pipeline see the same batches.
         """
@@ -255,7 +255,7 @@ class PipelineParallel(Strategy):
         self._sizes, self.cut.boundaries[:] = sizes, self._boundaries_by_size[sizes]
 
     def _learn_boundaries(self, batch: Batch) -> None:
-        """Find the boundaries' shapes by running one microbatch forward, as in an evaluation."""
+        """Find the shapes of the tensors between stages by running one microbatch forward in eval mode."""
         self.require_varying_sizes()
         # A real forward, not one on fake tensors: a rank has only its own stages, possibly sharded.
         inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))

@@ -1,8 +1,8 @@
 """Read the virtual devices of a rehearsal: how busy each rank's process is.
 
-The memory of a virtual device is in the events of its rank, from the ledger: only the rank's process can
-measure it. A rank that drives several devices also reports how busy each device's thread is; a rehearsal with
-such a rank has no sampler.
+A rank's own events report the memory of its virtual device, which the rank's ledger tracks: only the rank's
+process can measure it. A rank that drives several devices also reports how busy each device's thread is; a
+rehearsal with such a rank has no sampler.
 """
 
 from __future__ import annotations

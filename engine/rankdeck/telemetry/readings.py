@@ -205,7 +205,7 @@ class DeviceReadings(msgspec.Struct):
 class DeviceProcesses(msgspec.Struct, omit_defaults=True):
     """Processes on a device. `processes` is None if unknown; `state` then says why.
 
-    `run`: the path of the run that holds the device's lease.
+    `run`: the directory of the run that holds the device's lease.
     """
 
     uuid: str

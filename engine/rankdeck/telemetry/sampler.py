@@ -49,7 +49,7 @@ _log = logging.getLogger("rankdeck.telemetry.sampler")  # `python -m` calls it _
 
 TICK_S = 0.1
 TICKS_PER_CYCLE = 10
-"""Number of ticks in which every metric is due at least once."""
+"""Number of consecutive ticks in which every metric becomes due at least once."""
 LOST_RETRY_TICKS = 50
 """Ticks between two attempts to read a lost device."""
 PROBE_TICKS = 50
@@ -193,7 +193,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Update the time since which no device has returned a value."""
+        """Update the start of the period in which no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None
@@ -297,8 +297,8 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """Handle SIGTERM and SIGINT; return a function that waits for either signal for a number of seconds and
-    returns whether one has arrived."""
+    """Handle SIGTERM and SIGINT; return a function that waits up to a given number of seconds for either
+    signal and returns whether one has arrived."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)

@@ -7,7 +7,7 @@
     modules            a module's own tables of weights, buffers and children
     weight_metadata    attributes and gradient hooks of a weight, for the Parameter that replaces it
     fake_tensors       tensors without memory, and a process group whose collectives finish at once
-    shape_cache        cached results of operations on fake tensors, which torch need not compute twice
+    shape_cache        cached results of operations on fake tensors, so that torch computes each only once
     sparse             numbers of elements of sparse fake tensors
     fake_mode_patches  changes to torch that let a strategy run on fake tensors
     attribute_patches  attributes that are replaced temporarily

@@ -115,8 +115,8 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""Code that does what torch's wrapper of an optimizer step does outside a graph. It runs with the globals of
-torch.optim.optimizer, which include `torch`."""
+"""Replacement for the code of torch's wrapper of an optimizer step, with the same effect outside a graph. It
+runs with the globals of torch.optim.optimizer, which include `torch`."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
 """Names that torch's wrapper of an optimizer step uses. A wrapper that uses other names does other work, and
 is not replaced."""

@@ -169,7 +169,7 @@ def has_wrappers(types: Sequence[type]) -> bool:
     awaited).
 
     The wrapped tensors are observed when the wrapper unwraps itself. Plain subclasses (Parameter) wrap
-    nothing, and a fake tensor is treated as plain because its own storage counts.
+    nothing, and a fake tensor is treated as plain because its own storage is what the modes track.
     """
     return any(is_wrapper(cls) for cls in types)
 

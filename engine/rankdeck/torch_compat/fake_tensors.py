@@ -80,7 +80,7 @@ in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 class FakeTensorMode(fake_tensor.FakeTensorMode):
     """Variant of torch's fake mode that several threads can use at once.
 
-    Each thread has its own flag for a running kernel and its own stack of replaced modes.
+    Each thread has its own flag that says whether a kernel is running, and its own stack of replaced modes.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -18,7 +18,7 @@ class PrivateApi:
 
     `path` is "module:Class.attribute", or a description of the object that `lookup` returns. `parameters`:
     names of arguments that the engine relies on; they must come first, in this order. `consequence`: the
-    problem that users see if torch has moved the API, worded as the middle of a sentence.
+    problem that users see if torch has moved the API, worded as a clause within a sentence.
     """
 
     path: str

@@ -88,7 +88,7 @@ class ShapeCache:
         self._known: KnownOutputs = {} if known_outputs is None else known_outputs
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """Return the result of `func(*args, **kwargs)`, cached where possible, even inside fake mode."""
+        """Return the result of `func(*args, **kwargs)`, cached where possible; works inside fake mode."""
         key = _key(func, args, kwargs)
         cached = None if key is None else self._known.get(key)
         if cached is not None and (again := _rebuild_outputs(cached, args)) is not None:

@@ -8,8 +8,8 @@
     add two tensors                           the sum of both, because CPUs and GPUs concatenate the elements
     coalesce                                  that of the source, an upper bound: duplicates are unknown
 
-The elements of a gradient of `Embedding(sparse=True)` are therefore known from its indices and values. Read
-fake_tensors.py first.
+The number of elements of a gradient of `Embedding(sparse=True)` is therefore known from the gradient's
+indices and values. Read fake_tensors.py first.
 """
 
 from __future__ import annotations

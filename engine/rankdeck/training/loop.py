@@ -288,7 +288,7 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report once, on one of the ranks that compute the loss, that the loss does not add up over
+        """Report, once and on only one of the ranks that compute the loss, a loss that does not add up over
         microsteps."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():

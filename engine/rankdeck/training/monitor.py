@@ -1,10 +1,10 @@
 """Select the steps that are tracked in detail, and report memory, device phases, bytes sent, and how busy
 threads are.
 
-Memory comes from the ledger or from a GPU's allocator. Most steps are not sampled and cost nothing extra. The
-ledger and the span recorder record only sampled steps, each within its own share of the run's time
-(sampling_budget.py). A batch with shapes that no tracked batch covers causes its step to be tracked. A
-rehearsal's simulated capacity is compared with the tracked memory. Read loop.py first.
+Memory readings come from the ledger or from a GPU's allocator. Most steps are not sampled and cost nothing
+extra. The ledger and the span recorder record only sampled steps; each of the two has its own share of the
+run's time (sampling_budget.py). A batch with shapes that no tracked batch covers causes its step to be
+tracked. A rehearsal's simulated capacity is compared with the tracked memory. Read loop.py first.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class StepMonitor:
     def enter_step(self, *, is_tracked: bool) -> None:
         """Enter a step that lasts until `exit_step`.
 
-        The ledger tracks the step from its start if `is_tracked`, otherwise from the first batch that no
-        tracked batch covers.
+        The ledger tracks the step from its start if `is_tracked`, otherwise from the first batch with shapes
+        that no tracked batch covers.
         """
         self._is_tracked = self._is_new_batch = False
         self._is_in_step = True

@@ -45,8 +45,8 @@ def join_process_group(device: torch.device, world_size: int, timeout_s: float |
 
 
 def extend_group_timeouts() -> None:
-    """Set the timeouts of groups that strategies have created to the main group's; called on ranks with a
-    supervisor."""
+    """Extend the timeouts of the groups created by strategies to that of the main group; called on ranks with
+    a supervisor."""
     set_timeouts(_WATCHED_TIMEOUT_S)
 
 

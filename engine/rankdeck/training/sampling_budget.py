@@ -157,7 +157,7 @@ class SamplingBudget:
 
 
 class SpanBudget:
-    """Budget that decides for each step whether its devices' phases are recorded."""
+    """Budget that decides for each step whether to record the phases of the devices."""
 
     def __init__(self) -> None:
         self._schedule = _SampleSchedule()
@@ -166,7 +166,7 @@ class SpanBudget:
     def should_record(self, step: int, *, is_tracked: bool) -> bool:
         """Check whether to record `step`, counted from 1 in this process.
 
-        The ledger slows a step down, so a tracked step is recorded only among the first steps.
+        The ledger slows a step down, so a tracked step is recorded only if it is one of the first steps.
         """
         if step <= ALWAYS_RECORDED_STEPS[-1]:
             return step in ALWAYS_RECORDED_STEPS

@@ -106,7 +106,7 @@ class Saver:
         return restored
 
     def dry_run(self, step: int) -> None:
-        """Make a trial save of the state after `step`, with one number per tensor, and delete it.
+        """Write a trial checkpoint of the state after `step`, with one number per tensor, and delete it.
 
         Raises:
             CheckpointError: the weights, or the state of a run with regular checkpoints, can never be saved.
@@ -244,8 +244,8 @@ def newest_checkpoint(
 def export_checkpoint_weights(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
     """Write the newest intact checkpoint's weights as safetensors, under the model's original names.
 
-    If an attempt after `attempt` resumed from a checkpoint, that checkpoint is used instead. Return the
-    checkpoint's step; None if the checkpoint is damaged or there is none.
+    If attempts after `attempt` resumed from checkpoints, use the first of these checkpoints instead. Return
+    the checkpoint's step; None if the checkpoint is damaged or missing.
 
     Raises:
         RankdeckError: the run's model can no longer be built or has changed, or the file cannot be written.

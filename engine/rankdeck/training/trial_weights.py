@@ -121,8 +121,8 @@ def make_trial_weights(
 ) -> list[TrialWeight]:
     """Make a trial weight for each weight of the layout, sharded as in `module`.
 
-    In a plan, for more than `_MAX_WEIGHTS` weights, or if `thorough` is False, use only the first and the
-    last weight of each kind. If `dtype` is fp64, all floating-point trial weights are fp64.
+    Use only the first and the last weight of each kind in a plan, if there are more than `_MAX_WEIGHTS`
+    weights, or if `thorough` is False. If `dtype` is fp64, all floating-point trial weights are fp64.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}

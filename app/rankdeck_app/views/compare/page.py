@@ -34,7 +34,7 @@ from rankdeck_app.widgets.paired_bars import PairedBars
 
 _LOSS_HEIGHT = 300
 _MIN_CHARTS_WIDTH = 440
-"""Minimum width in pixels of the charts beside the table."""
+"""Minimum width in pixels that the charts need to be laid out beside the table."""
 _RIGHT, _EDGE, _SCROLL_BAR, _GAP, _CARD_MARGINS = 16, 4, 10, 10, 20
 _EMPTY = tr_noop("Add two or more runs to see them side by side.")
 _ONE_RUN = tr_noop("Add another run to compare with this run.")

@@ -166,7 +166,7 @@ class CompareView(SideBarView):
     # What is on show
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show `comparing`, the comparison in the comparison tab that was active most recently."""
+        """Show `comparing`, the comparison of the comparison tab that was active most recently."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:

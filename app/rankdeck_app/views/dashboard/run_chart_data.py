@@ -1,4 +1,4 @@
-"""Builds the card data of a live run: plain functions, no widgets.
+"""Builds the data of a run's cards: plain functions, no widgets.
 
 Unknown values become a dash or an empty row, never a zero. run_curves.py builds the curves over steps,
 run_status.py the strip and the banner above the cards.
@@ -272,7 +272,7 @@ def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
 
 
 def heat_subtitle(run: RunView) -> tuple[str, str]:
-    """Return a text that says what the utilisation measures and over which time range, and a short text
+    """Return a text with the measure of utilisation (such as '% SM') and its time range, and a short text
     without the range."""
     if run.is_rehearsal:
         what = tr("thread busy")
@@ -343,7 +343,7 @@ def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
 
 
 def card_sources(run: RunView) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return (text, short text) of the data source for the memory cards, then the same for other cards."""
+    """Return the data source of the memory cards as (text, short text), then that of the other cards."""
     if not run.is_rehearsal:
         source = tr(run.source or "")
         return (source, source), ((source, source) if run.is_planned else ("", ""))

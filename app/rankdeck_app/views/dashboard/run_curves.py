@@ -1,4 +1,4 @@
-"""Builds the curves over steps and the logged metrics of a live run: plain functions, no widgets.
+"""Builds the curves over steps and the logged metrics of a run: plain functions, no widgets.
 
 For an empty curve, `empty_reason` returns a one-line explanation of why there is no data.
 """

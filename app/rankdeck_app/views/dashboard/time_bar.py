@@ -1,4 +1,4 @@
-"""The bar below the dashboard: a slider over the run's time, a play button, and a button that returns to now.
+"""The bar below the dashboard: a time slider, a play button, and a button that returns to the present.
 
 Beside the slider is the requested time, marked "reading…" until the run's state at that time has been read.
 """

@@ -220,7 +220,7 @@ class DevicesPage(Page):
         return _OVERVIEW_PARTS if self.selected_gpu is None else _DEVICE_PARTS
 
     def _on_frame(self) -> None:
-        """Draw the part that was drawn least recently, so that frames stay short. Parts are redrawn even
+        """Draw only the part that was drawn least recently, so that frames stay short. Parts are redrawn even
         without new readings, so that displayed ages advance."""
         if not self.isVisible() or not self._gpus.devices:
             return
@@ -281,7 +281,7 @@ _MARKED_CODES = (tr_noop("lost"), tr_noop("back"), tr_noop("slow"), tr_noop("res
 
 
 def device_tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> DeviceTracksData:
-    """Return every metric of one device, with its limits and events."""
+    """Return the tracks of one device: each metric with its limits, then throttling and errors."""
     now_s = gpus.now_s
     total = float(gpu.total_bytes or 0)
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)

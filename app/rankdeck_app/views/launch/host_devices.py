@@ -44,7 +44,7 @@ class HostDevices(QWidget):
     """Devices of one host; `tools` are the widgets to place in the header above the devices."""
 
     details_requested = Signal()
-    """Asks to open the Devices tab of this host."""
+    """Request to open this host's Devices tab."""
 
     def __init__(self, theme: Theme, choice: DeviceChoice, gpus: Gpus) -> None:
         super().__init__()

@@ -79,8 +79,8 @@ class LaunchView(SideBarView):
     # What is wrong
 
     def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
-        """Show the launch state in the footer, and problems with devices or the strategy in their own
-        sections."""
+        """Show the launch state in the footer, and problems with the devices or the strategy in the DEVICES
+        and STRATEGY sections."""
         others = [] if self._script_draft.is_chosen else self._draft.problems
         num_more, where = len([other for other in others if other != problem]), self._location_text(problem)
         self.footer.show_state(problem, busy, script, num_others=num_more, location_text=where)
@@ -107,7 +107,7 @@ class LaunchView(SideBarView):
         return tr("Go to Line {line}", line=problem.line)
 
     def _show_chosen_strategy(self) -> None:
-        """Scroll to the chosen strategy, unless the form has the focus."""
+        """Scroll to the chosen strategy, unless a widget inside the scroll area has the focus."""
         focused = QApplication.focusWidget()
         if self.isVisible() and (focused is None or not self.scroll_area.isAncestorOf(focused)):
             self.scroll_area.scroll_to(self.strategy.list, self.strategy.list.selected_rect)

@@ -180,8 +180,8 @@ class PlanPage(Page):
         self.plan.plan_again()
 
     def verify(self) -> None:
-        """Start verifying that every strategy of the plan gives the same result as one device; plan first if
-        there are no results yet."""
+        """Start verifying that every strategy of the plan gives the same result as training on one device;
+        plan first if there are no results yet."""
         if not self.plan.lines and not self.plan.is_planning:
             self.plan.plan_again()
         self.plan.verification.start()

@@ -260,7 +260,7 @@ def bars(line: PlanLine) -> tuple[PlanBar, ...]:
 
 
 def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
-    """Return the bar of 'GPU 0', or of 'GPU 0 ×512' for a group of equal devices."""
+    """Return the bar of a group of equal devices, labelled 'GPU 0', or 'GPU 0 ×512' for 512 devices."""
     device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
     label = f"{device_label(device)} {many}".rstrip()
     index = many or device_index(device)

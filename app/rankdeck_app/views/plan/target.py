@@ -16,7 +16,7 @@ _SUGGESTED_MODELS = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
 class TargetBox(ComboBox):
-    """Editable box for the plan's devices. While the user types, `show_devices` ignores unchanged devices.
+    """Editable box for the plan's devices; `show_devices` keeps the typed text if the devices are unchanged.
 
     `chosen` carries devices in the format of `--devices`, or None for the draft's devices. The signal is
     emitted on Enter, on a choice from the list and on loss of focus. Escape discards the typed text.
@@ -79,6 +79,6 @@ class TargetBox(ComboBox):
 
 
 def _suggestions() -> list[str]:
-    """Return suggested devices: four and eight GPUs of each of a few models."""
+    """Return suggested devices for a few GPU models: four GPUs and eight GPUs of each model."""
     names = [model.name for model in GPU_MODELS if model.name in _SUGGESTED_MODELS]
     return [f"{count} x {name}" for name in names for count in (4, 8)]

@@ -40,10 +40,8 @@ class RaceTable(RowList):
         self.setMinimumHeight(_MIN_ROWS * ROW_HEIGHT)
 
     def set_rows(self, rows: Sequence[RaceRow]) -> None:
-        """Update the rows, keeping the current row and the scroll position even if rows are reordered.
-
-        The running entry is current until the user presses a key, clicks or scrolls.
-        """
+        """Update the rows. The running entry is current until the user presses a key, clicks or scrolls; from
+        then on, the current row and the scroll position are kept, even if rows are reordered."""
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = max_step_s(rows)
         drawn = end_s, max(map(name_width, rows), default=0)

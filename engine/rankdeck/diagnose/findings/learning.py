@@ -189,7 +189,7 @@ def _clip_changes(context: RuleContext) -> dict[str, float]:
 
 
 def find_no_gradient(context: RuleContext) -> Problem | None:
-    """Find gradient norms that are exactly zero in the newer half of the steps with a known norm."""
+    """Find a gradient norm that is exactly zero throughout the newer half of the steps with a known norm."""
     norms = context.state.grad_norms
     first, last = norms.first_x, norms.last_x
     # Twice, because only the newer half is examined.

@@ -25,7 +25,7 @@ WORKERS_RATIO = 2.0
 """
 MEMORY_TIGHT_SHARE = 0.95
 """Minimum share of a device's memory in use for the device to count as nearly full: a larger batch or another
-process could use the rest."""
+process could use up the rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:

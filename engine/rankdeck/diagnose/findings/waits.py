@@ -18,12 +18,12 @@ INPUT_SHARE = 0.3
 """Minimum share of a step that a wait for data must take to be reported. A loader that keeps up costs a few
 percent, and other fixes come first if the wait takes less than a third."""
 MIN_WAIT_S = 0.002
-"""Minimum reported wait for data per step; collating a small batch takes this long, even in a worker."""
+"""Minimum wait for data per step to be reported; even a worker takes this long to collate a small batch."""
 SYNC_SHARE = 0.4
 """Minimum share of a step that communication not hidden by computation must take to be reported; below this,
 more devices still pay off."""
 MIN_SYNC_S = 0.005
-"""Minimum communication time per step that is reported. A few collectives, however small, take this long."""
+"""Minimum communication time per step to be reported; even a few small collectives take this long."""
 _MIN_SAMPLED = 5
 _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8
@@ -57,8 +57,8 @@ def find_input_bound(context: RuleContext) -> Problem | None:
 
 
 def _loader_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
-    """Return each rank's wait for its loader, timed by a script's observer: (share, seconds per step,
-    text)."""
+    """Return each rank's wait for its loader, timed by a script's observer: (share of the time, seconds per
+    step, text)."""
     script = context.state.script
     if not script.has_loader:
         return {}

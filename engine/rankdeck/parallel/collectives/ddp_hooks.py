@@ -100,10 +100,10 @@ def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
 
 
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
-    """Return (Unix time of the first bucket's start, seconds to the last bucket's end) of the backward before
-    the last forward.
+    """Return the Unix time of the first bucket's start and the seconds from then to the last bucket's end,
+    for the backward before the last forward.
 
-    None on GPUs, where torch's log has no timestamps, and if torch did not time that backward.
+    None on GPUs, where torch's log has no timestamps, or if torch did not time that backward.
     """
     log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)

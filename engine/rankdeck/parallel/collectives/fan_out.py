@@ -109,9 +109,9 @@ def _copy_to_device(
 def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """Join the replicas' outputs on device 0: (B / n, ...) become (B, ...), n scalars become (n,).
 
-    The ledger counts the joined tensors as "gathered". Outputs may have any structure that outputs.py can
-    flatten, the same on every replica. The first gradient that passes back through this function ends the
-    calling thread's phase "gathered": later allocations belong to the replicas.
+    The ledger counts the joined tensors as "gathered". The outputs of all replicas must have the same
+    structure, one that outputs.py can flatten. The first gradient that passes back through this function ends
+    the calling thread's phase "gathered": later allocations belong to the replicas.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.

@@ -87,7 +87,7 @@ ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
 bitwise identical result on all ranks."""
 _ROOT_RANK = 0
 _MAX_NAMES = 8
-"""Maximum number of parameter names in one message."""
+"""Maximum number of parameter names in one error message."""
 
 
 @dataclass(frozen=True)

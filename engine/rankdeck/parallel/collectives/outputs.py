@@ -1,6 +1,6 @@
 """Flatten replicas' outputs into tensors, and rebuild outputs from tensors.
 
-Tensors may be in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
+Tensors may be in tuples, named tuples, lists, dicts of any class (such as Hugging Face's ModelOutput) and
 dataclasses, alongside numbers, strings and None. Other objects cannot be joined: they have no first dim.
 
 Read parallel_apply.py and fan_out.py next.

@@ -61,7 +61,7 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the detached output tensors as a flat list, and those among them that get no gradient."""
+        """Run the module; return its detached outputs as a flat list, and those that get no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
@@ -95,7 +95,7 @@ class _ParallelPass:
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return all replicas' output tensors, and those among them that get no gradient."""
+        """Run all replicas' forwards; return their output tensors, and those that get no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
         self._structures = [replica.structure for replica in self._replicas]
@@ -114,8 +114,8 @@ class _ParallelPass:
         return [shell.unflatten(tensors) for shell, tensors in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of all replicas' parameters, in the order of `flat_parameters`, then those of
-        the inputs."""
+        """Run all replicas' backwards; return the gradients of their parameters, in the order of
+        `flat_parameters`, then those of the inputs."""
         # Emptied, so that a second backward is noticed.
         replicas, self._replicas = self._replicas, []
         if not replicas:

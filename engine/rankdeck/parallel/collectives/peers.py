@@ -35,7 +35,7 @@ class Peers:
     def start(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> list[dist.Work]:
         """Start sending and receiving messages, and return the handles to wait for.
 
-        Empty tensors are not sent: sender and receiver both know that they are empty.
+        Empty tensors are not sent: the sender and the receiver both know which tensors are empty.
         """
         for tensor, to in sends:
             self.sent_bytes[to] += tensor.numel() * tensor.element_size()

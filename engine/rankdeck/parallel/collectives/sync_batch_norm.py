@@ -66,7 +66,7 @@ def _sync_class(norm_class: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Normalise(torch.autograd.Function):
-    """Autograd function for (x - mean) / std over the batches of all ranks, which also returns the statistics
+    """Autograd function for (x - mean) / std over the batches of all ranks; it also returns the statistics
     for running averages."""
 
     @staticmethod

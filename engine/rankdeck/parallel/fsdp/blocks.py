@@ -32,8 +32,8 @@ from rankdeck.torch_compat.modules import BatchNorm, make_contiguous, own_parame
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""Mixed precision policy that gathers weights in bf16, half the bytes; each rank's slice and the gradient
-sums stay fp32."""
+"""Mixed precision policy that gathers weights in bf16, which halves the bytes sent; each rank's slice and the
+gradient sums stay fp32."""
 
 _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 """The module that owns a weight, the weight's name in that module, and its metadata."""

@@ -1,8 +1,8 @@
 """Weights that a step uses on only some ranks, or on none, while each rank holds a slice of every weight.
 
-    before gradients are scattered   a weight without a gradient on this rank gets zeros, so that every rank
-                                     scatters gradients of the same weights
-    after backward                   ranks compare used weights: a weight that no rank used gets no gradient
+    before the reduce-scatter   a weight without a gradient on this rank gets zeros, so that every rank
+                                reduces gradients of the same weights
+    after backward              ranks compare used weights: a weight that no rank used gets no gradient
 
 All ranks gather blocks together, each rank in the order in which it computes them: if ranks computed
 different blocks, slices of one block would be gathered into another block. A check after backward detects

@@ -200,8 +200,8 @@ class StageCommunication:
         return sending
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Gather all weights on the group's rank 0 (those received from other ranks, in host memory) and
-        return them under the model's names; other ranks get an empty dict."""
+        """Gather all weights on the group's rank 0, with those from other ranks in host memory, and return
+        them under the model's names; other ranks get an empty dict."""
         local_state = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:

@@ -68,7 +68,7 @@ class ObservedUnits:
 
 
 def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
-    """Observe one forward in training."""
+    """Observe one forward in training mode."""
 
     def run(shapes: Any) -> ObservedUnits:
         watched, watch = copy_sharing_weights(model).train(), UnitRecorder()

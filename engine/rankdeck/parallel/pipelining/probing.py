@@ -208,7 +208,7 @@ def is_cheap(model: nn.Module, inputs: Any) -> bool:
 
 
 def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
-    """Call `run(inputs)` for a model on tensors that have only shapes.
+    """Call `run(inputs)`, which runs the model, with fake tensors as inputs: they have only shapes.
 
     Real tensors are used if the model reads values, or if computing with them is faster than torch's shape
     computation. The result of `run` must not hold tensors.

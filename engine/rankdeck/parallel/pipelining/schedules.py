@@ -52,8 +52,8 @@ def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss:
 def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") -> float:
     """Return a rank's idle share of a step if all stages have equal forward times and equal backward times.
 
-    With v stages per rank, each idle slot while the pipeline fills is v times shorter. Zero-bubble schedules
-    fill the remaining idle time with weight gradients, so that the result is an upper bound for them.
+    With v stages per rank, each idle slot while the pipeline fills is 1/v as long as with one. Zero-bubble
+    schedules fill the remaining idle time with weight gradients, so the result is an upper bound for them.
     """
     per_rank = STAGES_PER_DEVICE[schedule]
     return (num_ranks - 1) / (per_rank * microbatches + num_ranks - 1)

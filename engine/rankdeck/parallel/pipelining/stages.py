@@ -149,7 +149,7 @@ def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
 
 
 def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
-    """Check whether the gradient of a tensor between two stages is sent.
+    """Check whether the gradient of a tensor that crosses a cut is sent back.
 
     Raises: ModelError if there is a gradient now but there was none when the model was cut, so that no stage
     waits for it.
@@ -325,8 +325,8 @@ class _Moments:
 
 
 class FullBatchStatistics:
-    """Running statistics of a stage's batch norms, which stay unchanged until `update`. The first norm's
-    statistics are exact; later norms get outputs that earlier norms normalized per microbatch."""
+    """Running statistics of a stage's batch norms, unchanged until `update`. The first norm's statistics are
+    exact; later norms get outputs that earlier norms normalized per microbatch."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0

@@ -110,7 +110,7 @@ class _StateTracker:
         self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
     def _merge(self, chunk_values: Sequence[Values], groups: Groups) -> None:
-        """Set the state after the whole batch, merged from each chunk's final values (`chunk_values`)."""
+        """Set the module's state to the merged final values of the batch's chunks (`chunk_values`)."""
         results: Values = {}
         for name in self._tracked_names:
             left = [

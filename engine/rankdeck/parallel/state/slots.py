@@ -22,7 +22,7 @@ from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.modules import is_expanded, own_buffers, own_parameters
 
 Tables = Sequence[Mapping[str, MutableMapping[str, Any]]]
-"""Tables of each module of a tree, by kind: buffer, weight, attribute."""
+"""The dicts in which each module of a tree keeps its values, by kind: buffer, weight, attribute."""
 Values = dict[str, Any]
 """State by slot name."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -158,7 +158,7 @@ def _as_real(tensor: Tensor) -> Tensor:
 
 
 def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
-    """Return the sum of each module's own trained weights, by module index; modules without any are left out.
+    """Return the sum of each module's own trainable weights, by module index; omit modules without any.
 
     The sums show whether weights change, even when autograd is bypassed.
     """

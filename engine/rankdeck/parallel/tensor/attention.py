@@ -288,7 +288,7 @@ def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
 
 
 def _leaves_in_order(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules without children in forward order; yield none if that order is unknown."""
+    """Yield the leaf modules in forward order; yield none if that order is unknown."""
     units = getattr(model, "pipeline_units", None)
     if callable(units):
         roots: list[tuple[str, nn.Module]] = units()

@@ -161,7 +161,7 @@ _FEATURE_OP_TEXTS = {
     tr_noop("a sum"): ("Sum",),
     tr_noop("a product"): ("Prod",),
 }
-"""Autograd operations that may depend on all features of a token, by display text."""
+"""Names of autograd operations that may depend on all features of a token, keyed by display text."""
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:

@@ -68,7 +68,7 @@ def make_plan(
     """Return the user's plan if there is one, else the plan found from the model's structure.
 
     Raises:
-        ModelError: nothing can be split, or not by this number of ranks.
+        ModelError: nothing can be split, or the layers cannot be split across this number of ranks.
     """
     if not patterns:
         return find_plan(model, num_ranks, inputs)
@@ -162,8 +162,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation between a unit's columns and row that needs all features. All ranks
-    call this together."""
+    """Return the name of the operation that needs all features and lies between a unit's columns and its row.
+    All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -202,8 +202,8 @@ def _head_bias_tables(
 def _iter_input_modules(
     model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | FeedForwardPair]
 ) -> Iterator[str]:
-    """Yield modules that contain several column-wise layers of one group and no other weights than those of
-    split layers."""
+    """Yield modules that contain several column-wise layers of one group and no weights except those of split
+    layers."""
     split = {layer.name for layer in layers}
     parents = Counter(group.columns[0].rpartition(".")[0] for group in groups)
     for group in groups:

@@ -1,4 +1,4 @@
-"""Data of a plan, made before any weight is cut: which layers are split, and how.
+"""Data types of a plan: which layers are split, and how. A plan is made before any weight is split.
 
 Read plan.py for how a plan is made, apply.py for how it is applied.
 """

@@ -25,7 +25,7 @@ def split_stages(
 ) -> LayerSplit:
     """Return the split of this rank's stages. Groups of layers that a pipeline cut separates are not split.
 
-    Raises: ModelError if nothing can be split in these stages, or if an option needs other cuts.
+    Raises: ModelError if nothing can be split in these stages, or if an option requires different cuts.
     """
     cut = stages.cut
     # Splitting replaces weights in the model's modules; copies of them would keep the old weights.

@@ -1,10 +1,11 @@
 """Try a split numerically: compare the combined results of all ranks with those of the full model.
 
-Shapes do not reveal that a norm, a maximum or a number of heads between a column-wise and its row-wise layer
-needs all features: slices have valid shapes as well. So the model computes a small batch once in full and
-once as the ranks would, each rank in its own thread with its slices (split_plan.py), exchanging tensors at
-row-wise layers. The outputs of all ranks must equal the full model's, and so must the gradients: gradients of
-one rank's outputs flow back through these layers to the slices of all ranks.
+Shapes do not reveal that a norm, a maximum or a reshape into heads between a column-wise layer and its
+row-wise layer needs all features: slices have valid shapes as well. So the trial runs a small batch once
+through the full model and once as the ranks would, each rank in its own thread with its slices
+(split_plan.py), exchanging tensors at row-wise layers. The outputs of all ranks must equal the full model's,
+and so must the gradients: gradients of one rank's outputs flow back through the row-wise layers to the slices
+of all ranks.
 
 The weights have the model's own values in fp64, with noise, because a bias that is initially zero would hide
 how it is used. A model without values (in planning) gets random values. The trial uses training mode if the
@@ -56,7 +57,7 @@ class SplitDifference:
 
 
 class TrialImpossibleError(Exception):
-    """Error for a model that is too large for a trial, or gives comparable results in no trial mode."""
+    """Error for a model that is too large for a trial, or whose results cannot be compared in any mode."""
 
 
 @dataclass(frozen=True)
