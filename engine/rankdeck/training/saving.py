@@ -244,8 +244,8 @@ def newest_checkpoint(
 def export_checkpoint_weights(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
     """Write the newest intact checkpoint's weights as safetensors, under the model's original names.
 
-    If attempts after `attempt` resumed from checkpoints, use the first of these checkpoints instead. Return
-    the checkpoint's step; None if the checkpoint is damaged or missing.
+    If attempts after `attempt` resumed from a checkpoint, use the checkpoint from which the first of them
+    resumed. Return the checkpoint's step; None if the checkpoint is damaged or missing.
 
     Raises:
         RankdeckError: the run's model can no longer be built or has changed, or the file cannot be written.

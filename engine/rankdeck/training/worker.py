@@ -295,7 +295,7 @@ class Worker:
         return devices
 
     def _make_saver(self, config: RunConfig, num_devices: int) -> Saver:
-        """Return the run's saver; after the first attempt, it resumes from the newest intact checkpoint."""
+        """Return the saver; in any attempt after the first, it resumes from the newest intact checkpoint."""
         if config.train.checkpoint_every:
             import rankdeck.checkpoint.sharded  # noqa: F401 - now, not in mid-training
         from rankdeck.checkpoint.replication import make_host_leaders

@@ -58,7 +58,7 @@ class Workload:
 
     @property
     def has_classes(self) -> bool:
-        """Whether targets count as classes rather than next tokens, so that accuracy is meaningful."""
+        """Whether targets are treated as classes, not as next tokens, so that accuracy is meaningful."""
         return self.data_spec is None or self.data_spec.classes is not None
 
     def build_model(self) -> nn.Module:

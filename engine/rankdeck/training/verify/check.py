@@ -356,8 +356,7 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """Return one device's results; batch norms are frozen if those of the strategy normalize over
-        slices."""
+        """Return one device's results; batch norms are frozen if they see only slices under the strategy."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:

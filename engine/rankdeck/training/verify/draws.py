@@ -20,7 +20,7 @@ from torch import Tensor
 from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, call_operation
 
 _Draw = Callable[[tuple[Any, ...], Kwargs], Any]
-"""Replacement of a random operation, with the same arguments and the same kind of result."""
+"""Replacement for a random operation, with the same arguments and the same kind of result."""
 _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 
 
@@ -65,7 +65,7 @@ class FixedDraws(DispatchMode):
 
 
 class _WorkerFixedDraws(DispatchMode):
-    """Mode for the worker threads of a thread that has entered `draws`; it passes operations to `draws`."""
+    """Mode that passes a worker thread's operations to `draws`, the mode that its parent thread entered."""
 
     def __init__(self, draws: FixedDraws) -> None:
         super().__init__()

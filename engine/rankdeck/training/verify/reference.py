@@ -3,8 +3,8 @@
     zero_grad -> forward, loss, backward of each microstep -> divide by the count -> clip -> step
 
 No strategy or distributed code is involved. A batch consists of `train.accumulate` microsteps, as on a single
-device. causes.py takes the same steps over the slices of microsteps that devices or microbatches see, to find
-out whether a difference is due to the split. Read trial.py next.
+device. causes.py takes the same steps over the strategy's slices of microsteps (by device or microbatch), to
+find out whether a difference is due to the split. Read trial.py next.
 """
 
 from __future__ import annotations
