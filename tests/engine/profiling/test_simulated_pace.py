@@ -1,7 +1,8 @@
 """Devices that sleep show the shape of what real ones do: bubbles, overlap, who waits for whom.
 
-What is asserted are shares of a step at a pace of 50 ms a slot. Source of the bars: (p-1)/(m+p-1) for gpipe
-and 1f1b, measured within 0.04 of it on an idle machine; a busy one passes results on late and adds to it.
+What is asserted are shares of a step at a pace of 50 ms a slot. Source of the bubble: (p-1)/(m+p-1) for gpipe
+and 1f1b. The slots of a step, laid out without the time in which results travel, come within 0.02 of it on
+any machine. How long results travel is the machine's affair: a step takes 1.05 to 1.14 times as long with it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import torch
 from rankdeck.base.errors import ConfigError
 from rankdeck.events import Pipeline, Spans, decode_lines
 from rankdeck.profiling.simulated_pace import SimulatedPace
-from rankdeck.run.anatomy import AnatomyCollector, StepAnatomy, median_bubble
+from rankdeck.run.anatomy import AnatomyCollector, DeviceRow, Span, StepAnatomy, median_bubble
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
 from tests.helpers.waiting import scale_timeout
 
 OWN_MODELS = Path(__file__).parents[2] / "helpers" / "own_models.py"
 NUM_RANKS = 4
-NEAR = 0.04
+NEAR = 0.02
+TRAVEL_SHARE = 0.15
 STEPS = 16
 """Enough for several samples, which are half a second apart."""
 
@@ -64,8 +66,54 @@ def read_events(folder: Path, world_size: int) -> tuple[AnatomyCollector, list[A
     return anatomies, all_events
 
 
-def measure_bubble(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> tuple[float, float]:
-    """(bubble, theory) of a pipeline of four stages."""
+def bubble_of_slots(step: StepAnatomy) -> float:
+    """The bubble if results needed no time to travel: each slot, as long as it was measured and in the order
+    of its device, starts once its device is free and its neighbour has computed what it needs."""
+    waiting = {row.device: [span for span in row.spans if span.microbatch is not None] for row in step.rows}
+    work_s = sum(span.duration_s for spans in waiting.values() for span in spans)
+    free_s, ends_s = dict.fromkeys(waiting, 0.0), dict[tuple[str, int, int | None], float]()
+    while any(waiting.values()):
+        num_placed = len(ends_s)
+        for device, spans in waiting.items():
+            if not spans:
+                continue
+            name, microbatch = spans[0].name, spans[0].microbatch
+            neighbour = device - 1 if name == "forward" else device + 1
+            if neighbour in waiting and (name, neighbour, microbatch) not in ends_s:
+                continue
+            start_s = max(free_s[device], ends_s.get((name, neighbour, microbatch), 0.0))
+            free_s[device] = ends_s[name, device, microbatch] = start_s + spans.pop(0).duration_s
+        assert len(ends_s) > num_placed, "a slot waits for one that was never measured"
+    return 1.0 - work_s / (len(waiting) * max(ends_s.values()))
+
+
+def two_stages(*, late_s: float = 0.0, slow_s: float = 0.0) -> StepAnatomy:
+    """Two microbatches on two devices whose backwards start `late_s` and last `slow_s` longer on device 1."""
+    rows = [
+        DeviceRow(
+            device,
+            device,
+            [
+                Span("forward", float(device), 1.0, device, 0),
+                Span("forward", 1.0 + device, 1.0, device, 1),
+                Span("backward", 6.0 - 3 * device + late_s, 2.0 + slow_s * device, device, 0),
+                Span("backward", 9.0 - 3 * device + late_s, 2.0 + slow_s * device, device, 1),
+            ],
+        )
+        for device in (0, 1)
+    ]
+    return StepAnatomy(1, 0.0, 12.0, rows)
+
+
+def test_the_bubble_of_slots_ignores_travel_but_no_slow_stage() -> None:
+    assert bubble_of_slots(two_stages()) == bubble_of_slots(two_stages(late_s=5.0)) == pytest.approx(1 / 3)
+    assert bubble_of_slots(two_stages(slow_s=1.0)) > 1 / 3 + NEAR
+
+
+def measure_bubble(
+    ranks: RankSet, folder: Path, schedule: str, microbatches: int
+) -> tuple[float, float, StepAnatomy]:
+    """(bubble, theory, last sampled step) of a pipeline of four stages."""
     folder.mkdir()
     strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = {microbatches} }}'
     ranks.train(configuration(strategy, NUM_RANKS), events=str(folder))
@@ -74,23 +122,14 @@ def measure_bubble(ranks: RankSet, folder: Path, schedule: str, microbatches: in
     bubble = median_bubble([anatomies])
     theory = next(event.theory_bubble for event in all_events if isinstance(event, Pipeline))
     assert bubble is not None and theory is not None
-    return bubble, theory
+    return bubble, theory, anatomies.last
 
 
-def measure_nearest_bubble(
-    ranks: RankSet, folder: Path, schedule: str, microbatches: int
-) -> tuple[float, float]:
-    """Of three measurements the one nearest to the theory."""
-    bubbles = []
-    for attempt in range(3):
-        bubbles.append(measure_bubble(ranks, folder / str(attempt), schedule, microbatches))
-        if abs(bubbles[-1][0] - bubbles[-1][1]) < NEAR / 2:
-            break
-    return min(bubbles, key=lambda pair: abs(pair[0] - pair[1]))
-
-
-def assert_near_theory(bubble: float, theory: float) -> None:
-    assert theory - NEAR < bubble < theory + scale_timeout(NEAR)
+def assert_near_theory(bubble: float, theory: float, step: StepAnatomy) -> None:
+    of_slots, whole = bubble_of_slots(step), step.bubble()
+    assert of_slots == pytest.approx(theory, abs=NEAR)
+    assert bubble > theory - NEAR  # the median of all sampled steps
+    assert whole is not None and 1 <= (1 - of_slots) / (1 - whole) < 1 + scale_timeout(TRAVEL_SHARE)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +141,9 @@ def assert_near_theory(bubble: float, theory: float) -> None:
     ],
 )
 def test_the_bubble_matches_the_theory(ranks: RankSet, tmp_path: Path, schedule: str) -> None:
-    bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, 4)
+    bubble, theory, step = measure_bubble(ranks, tmp_path / "run", schedule, 4)
     assert theory == pytest.approx(3 / 7)
-    assert_near_theory(bubble, theory)
+    assert_near_theory(bubble, theory, step)
 
 
 @pytest.mark.slow
@@ -113,9 +152,9 @@ def test_the_bubble_matches_the_theory(ranks: RankSet, tmp_path: Path, schedule:
 def test_more_microbatches_shrink_the_bubble_as_in_theory(
     ranks: RankSet, tmp_path: Path, schedule: str, microbatches: int
 ) -> None:
-    bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, microbatches)
+    bubble, theory, step = measure_bubble(ranks, tmp_path / "run", schedule, microbatches)
     assert theory == pytest.approx(3 / (microbatches + 3))
-    assert_near_theory(bubble, theory)
+    assert_near_theory(bubble, theory, step)
 
 
 @pytest.mark.slow
@@ -125,7 +164,7 @@ def test_more_microbatches_shrink_the_bubble_as_in_theory(
 def test_interleaved_and_split_schedules_have_a_smaller_bubble(
     ranks: RankSet, tmp_path: Path, schedule: str
 ) -> None:
-    bubble, _ = measure_bubble(ranks, tmp_path / "run", schedule, 8)
+    bubble, *_ = measure_bubble(ranks, tmp_path / "run", schedule, 8)
     assert bubble < 3 / 11
 
 
