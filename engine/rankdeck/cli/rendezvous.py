@@ -31,7 +31,7 @@ Listen = Annotated[
 ]
 Join = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="On the other hosts: join address printed by the first host."),
+    typer.Option(metavar="ADDRESS", help="On the other hosts: the address printed by the first host."),
 ]
 
 

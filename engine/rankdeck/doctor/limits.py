@@ -312,7 +312,7 @@ def check_clock(
     kernel_clock = kernel()
     evidence: list[str] = [
         phrase(
-            "CLOCK_REALTIME and CLOCK_MONOTONIC differed by {moved:.1f} ms over {looked} s",
+            "CLOCK_REALTIME moved {moved:.1f} ms relative to CLOCK_MONOTONIC in {looked} s",
             looked=_CLOCK_CHECK_S,
             moved=abs(jumped_s) * 1e3,
         )

@@ -45,12 +45,12 @@ _USED_GPU_TEXTS = {
 }
 """Warnings, keyed by whether the process's name is known and whether its memory use is known."""
 _SINGLE_TEXTS = (
-    tr_noop("Strategy single uses only {device}; 1 more device stays unused."),
-    tr_noop("Strategy single uses only {device}; {rest} more devices stay unused."),
+    tr_noop("Strategy single uses only {device}; the other device stays unused."),
+    tr_noop("Strategy single uses only {device}; the other {rest} devices stay unused."),
 )
 _STAGES_TEXTS = (
-    tr_noop("strategy.cuts makes {count} stages, each on one device; 1 more device stays unused."),
-    tr_noop("strategy.cuts makes {count} stages, each on one device; {rest} more devices stay unused."),
+    tr_noop("strategy.cuts makes {count} stages, each on one device; the other device stays unused."),
+    tr_noop("strategy.cuts makes {count} stages, each on one device; the other {rest} devices stay unused."),
 )
 
 

@@ -104,7 +104,7 @@ class Peak(NamedTuple):
 
     @property
     def size(self) -> tuple[bool, int]:
-        """Sort key: a measured peak ranks above a sum over observed owners, which is not a peak."""
+        """Sort key: a measured peak ranks above a sum over the tensors whose owner is known."""
         return self.source != OWNERS_SEEN, self.memory.peak_bytes
 
     def __deepcopy__(self, _memo: object) -> Peak:

@@ -128,7 +128,7 @@ def test_single_uses_the_first_device_and_warns(tmp_path: Path, gpus: list[GpuSt
     tables = {"devices": {"use": "gpu:all"}, "strategy": {"use": "single"}}
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
-    assert "2 more devices stay unused" in choice.warnings[0].message
+    assert "the other 2 devices stay unused" in choice.warnings[0].message
     tables["devices"] = {"use": "auto"}
     assert choose_devices(small_config(tmp_path, tables)).warnings == [], "none of them was asked for"
 

@@ -254,7 +254,7 @@ def test_start_warnings_come_after_the_start_event(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs", {"strategy": {"use": "single"}, "devices": {"use": "cpu:3"}})
     assert launching.wait_for_exit_record(run).outcome == "completed"
     (warning,) = launching.read_problems(run, "warning")
-    assert warning.code == "one-device" and "2 more devices stay unused" in warning.message
+    assert warning.code == "one-device" and "the other 2 devices stay unused" in warning.message
     started = supervisor_events(run)[0]
     assert isinstance(started, events.RunStarted) and len(started.devices) == 1
 

@@ -52,7 +52,7 @@ def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss:
 def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") -> float:
     """Return a rank's idle share of a step if all stages have equal forward times and equal backward times.
 
-    With v stages per rank, each idle slot while the pipeline fills is 1/v as long as with one. Zero-bubble
+    With v stages per rank, each idle slot of the filling pipeline is 1/v as long as with v = 1. Zero-bubble
     schedules fill the remaining idle time with weight gradients, so the result is an upper bound for them.
     """
     per_rank = STAGES_PER_DEVICE[schedule]

@@ -7,7 +7,7 @@ Each attention layer and feed-forward block needs two sums of (B, T, C), one in 
 With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum becomes a
 reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
 
-torch breaks ties when it replaces weights; this module ties them again. Read plan.py first, gradients.py
+torch unties tied weights when it replaces them; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
 """
 
