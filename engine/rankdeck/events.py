@@ -396,6 +396,40 @@ class Observed(Event, tag="observed"):
         check_depth(self.wrapper_options, self.parameter_groups)
 
 
+class Anomaly(Event, tag="anomaly"):
+    """Something that looks wrong in a user script, reported once by one rank.
+
+    `code` names the check, and `step` is the first step in which it failed. `line` is the script's line
+    ("file:line"), "" if unknown. `names` holds the first parameters, keys or modules concerned, and `numbers`
+    the numbers of the report, among them "names", the number of all names.
+    """
+
+    rank: int
+    code: str
+    step: int
+    line: str = ""
+    names: list[str] = msgspec.field(default_factory=list)
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class WeightDigests(Event, tag="weights"):
+    """Digests of one rank's weights after `step` (0: before the first step).
+
+    Entry i is the sum of the bit patterns of a part of parameter i, modulo 2**53; the step alone determines
+    which part. Ranks whose weights are equal bit by bit therefore have equal digests. `training` counts the
+    optimizers that have led one after the other. The first event of a rank in a training has no digests, but
+    the `names` and `sizes` (in elements) of the parameters, and their total `num_bytes`.
+    """
+
+    rank: int
+    step: int
+    digests: list[int]
+    training: int = 0
+    names: list[str] | None = None
+    sizes: list[int] | None = None
+    num_bytes: int | None = None
+
+
 class Metrics(Event, tag="metric"):
     """Values that a script or a configured run's user model has logged, as columns by name.
 
@@ -593,6 +627,8 @@ AnyEvent = (
     | Pipeline
     | Spans
     | Observed
+    | Anomaly
+    | WeightDigests
     | Metrics
     | Collectives
     | LossScale

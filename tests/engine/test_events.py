@@ -73,6 +73,12 @@ EXAMPLES: list[events.AnyEvent] = [
     events.Metrics(
         rank=0, through="wandb", steps=[3, None], times=[1.0, 2.0], after=[3, 4], values={"acc": [0.5, None]}
     ),
+    events.Anomaly(
+        rank=1, code="zeroed-before-step", step=3, line="/w/t.py:4", names=["a"], numbers={"names": 1.0}
+    ),
+    events.WeightDigests(
+        rank=0, step=8, digests=[7, (1 << 53) - 1], training=1, names=["a", "b"], sizes=[4, 2], num_bytes=24
+    ),
     events.Collectives(
         rank=0, step=4, calls={"broadcast": 2}, num_bytes={"broadcast": 16}, seconds={"broadcast": 0.1}
     ),
@@ -115,6 +121,8 @@ EVENT_KINDS = [
     "stood_still",
     "observed",
     "metric",
+    "anomaly",
+    "weights",
     "collectives",
     "restored",
     "loss_scale",

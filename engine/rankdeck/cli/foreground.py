@@ -22,9 +22,8 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.formatting import loss_range_text, non_finite_loss_text
+from rankdeck.cli.run_result import result_lines
 from rankdeck.cli.wait import command_start_time, exit_status, print_run_path, signal_handler
 from rankdeck.launch.control import is_over, send_signal, stop_if_alive, wait_for_end
 from rankdeck.launch.streams import AttachedStreams
@@ -232,7 +231,8 @@ def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_
 
         console.print_json(summarize(run).facts())
     else:
-        _print_note(result_line(run))
+        for line in result_lines(run):
+            _print_note(line)
     return exit_status(run) or int(foreground_script.has_lost_output)
 
 
@@ -247,39 +247,6 @@ def _write_stderr(write: Callable[[T], None], what: T) -> None:
         write(what)
     except OSError:
         console.discard_output(2)
-
-
-def result_line(run: RunDir) -> str:
-    """Return the final line of `rankdeck run`.
-
-    For example: 'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show
-    20260101-train'.
-    """
-    # The run directory may have been deleted while the script ran.
-    if not run.path.exists():
-        from rankdeck.run.problems import lost_problem
-
-        return lost_problem(run).message
-    from rankdeck.run.row import EVENTS_LOST_TEXT, outcome_label
-
-    end, status = run.exit_record(), exit_status(run)
-    state = outcome_label(run.outcome(), None if end is None else end.reason)
-    texts = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
-    lost = f"\n{end.reason}" if end is not None and state == EVENTS_LOST_TEXT else ""
-    started = run.environment().get("started")
-    if end is not None and isinstance(started, (int, float)):
-        texts[0] += f" after {format_duration(end.ended - started)}"
-    # A script that no rank observed has nothing to summarize, so the import and the reading are saved.
-    if any(run.events_folder.glob("rank-*.jsonl")):
-        from rankdeck.run.summary_builder import summarize
-
-        summary = summarize(run)
-        texts += filter(None, [non_finite_loss_text(summary)])
-        if steps := summary.steps:
-            texts.append(f"{steps} step{'s' if steps != 1 else ''}")
-        if summary.loss.last is not None:
-            texts.append(f"loss {loss_range_text(summary)}")
-    return f"{', '.join(texts)}; rankdeck show {run.name}{lost}"
 
 
 # The user's terminal while a script runs: every key goes to the script, and the modes are restored at the

@@ -52,9 +52,9 @@ class HangState:
 
     `beats`: last heartbeats of living ranks. `exited`: last heartbeats of ranks that exited with status 0
     (None before their first heartbeat). `stacks`: the most informative thread's stack, innermost frame first.
-    `calls`: collectives that the rank has reached. `cores`: cores used since the rank last made progress.
-    `microbatches`: the microbatch that a pipeline rank started last. `hosts`: the rank's host, in a run on
-    several hosts. `last_lines`: the end of the rank's log.
+    `calls`: collectives that the rank has reached. `cores`, `io_rates`: cores used and bytes moved per second
+    since the rank last made progress. `microbatches`: the microbatch that a pipeline rank started last.
+    `hosts`: the rank's host, in a run on several hosts. `last_lines`: the end of the rank's log.
     """
 
     beats: Mapping[int, Beat]
@@ -63,6 +63,7 @@ class HangState:
     exited: Mapping[int, Beat | None] = field(default_factory=dict)
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
+    io_rates: Mapping[int, float] = field(default_factory=dict)
     # Not part of the heartbeat's phase: the oldest heartbeat would then blame the rank that waits with the
     # earlier microbatch.
     microbatches: Mapping[int, Phrase] = field(default_factory=dict)
@@ -136,7 +137,7 @@ def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem
     """Return the warning that no rank makes progress. `advice` says what will happen to the run."""
     rank = _blamed_rank(hang_state)
     arguments = {"seconds": now_s - max(beat.at_s for beat in hang_state.beats.values())}
-    call = None if rank is None else _awaited_call(hang_state, rank)
+    call = None if rank is None else awaited_call(hang_state, rank)
     if rank is None:
         message = phrase(
             "No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(hang_state), **arguments
@@ -177,7 +178,7 @@ def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -
         advice = phrase("Have every rank call the same collectives, in the same order.")
         advice = advice if network is None else network.advice()
         return _with_log_error(Problem("hang", message, advice=advice), hang_state)
-    beat, call = hang_state.beats.get(rank), _awaited_call(hang_state, rank)
+    beat, call = hang_state.beats.get(rank), awaited_call(hang_state, rank)
     arguments = {
         "seconds": 0.0 if beat is None else now_s - beat.at_s,
         "stands": _rank_status(rank, hang_state),
@@ -227,7 +228,7 @@ def _blamed_rank(hang_state: HangState) -> int | None:
     return next(iter(hang_state.beats)) if len(hang_state.beats) == 1 else find_laggard(hang_state)
 
 
-def _awaited_call(hang_state: HangState, rank: int) -> CollectiveCall | None:
+def awaited_call(hang_state: HangState, rank: int) -> CollectiveCall | None:
     """Return the collective that the other ranks are in."""
     absent = find_missing_ranks(hang_state.calls)
     if absent is not None:

@@ -8,8 +8,19 @@ from __future__ import annotations
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, phrase, tr_noop
-from rankdeck.diagnose.hang import HangState, beat_location, find_laggard, format_ranks, hang_warning
+from rankdeck.diagnose.hang import (
+    COMPUTING_CORES,
+    HangState,
+    awaited_call,
+    beat_location,
+    find_laggard,
+    format_ranks,
+    hang_warning,
+)
+from rankdeck.run.hang_warning import WORKS_ALONE
 
+_READING_BYTES_PER_S = 1 << 20
+"""Bytes per second, read or written, above which a rank counts as reading."""
 _EXITED_TEXTS = {
     (False, False): tr_noop(
         "Rank {rank} exited with status 0, but the other ranks have made no progress for {seconds:.0f} s."
@@ -53,8 +64,39 @@ def script_hang_warning(hang_state: HangState, now_s: float, run: str) -> Proble
             "that hang. Stop the run with: rankdeck stop {run}",
             run=run,
         )
+    elif (alone := working_rank(hang_state)) is not None:
+        return _works_alone(hang_state, alone, seconds, run)
     warning = hang_warning(hang_state, now_s, advice)
     return warning if len(beats) > 1 else warning.replace_fields(rank=None)
+
+
+def working_rank(hang_state: HangState) -> int | None:
+    """Return the rank that computes or reads while all others wait for it; None if there is no such rank."""
+    rank = find_laggard(hang_state) if len(hang_state.beats) > 1 and not hang_state.suspended else None
+    if rank is None:
+        return None
+    is_computing = hang_state.cores.get(rank, 0.0) > COMPUTING_CORES
+    return rank if is_computing or hang_state.io_rates.get(rank, 0.0) > _READING_BYTES_PER_S else None
+
+
+def _works_alone(hang_state: HangState, rank: int, seconds: float, run: str) -> Problem:
+    """Return a note that a rank works while the others wait, which is no hang as long as it works."""
+    call = awaited_call(hang_state, rank)
+    place = hang_state.rank_location(rank)
+    arguments = {"rank": rank, "seconds": seconds, "place": place}
+    if call is None:
+        message = phrase(
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait.",
+            **arguments,
+        )
+    else:
+        message = phrase(
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait in {call}.",
+            call=call.text(),
+            **arguments,
+        )
+    advice = phrase("The rank is computing or reading. See where it is with: rankdeck stacks {run}", run=run)
+    return Problem(WORKS_ALONE, message, advice=advice, rank=rank, severity="info")
 
 
 def _exited_message(rank: int, beat: Beat | None, seconds: float, hang_state: HangState) -> Phrase:

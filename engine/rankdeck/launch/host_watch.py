@@ -40,7 +40,7 @@ class NodeWatch(Watch):
 
     def _check(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
         super()._check(beats, now_s, since_s)
-        is_late = self._cpu is not None or self._hang_s > REPORT_INTERVAL_S
+        is_late = self._work is not None or self._hang_s > REPORT_INTERVAL_S
         if is_late and now_s - self._reported_s >= REPORT_INTERVAL_S:
             self._reported_s, is_excused = now_s, self._excused_s >= now_s
             for rank, beat in beats.items():

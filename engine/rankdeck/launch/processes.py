@@ -12,6 +12,7 @@ import functools
 import os
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,14 +33,26 @@ def is_traced(pid: int) -> bool:
     return int(_read_status(pid).get("TracerPid", "0")) > 0
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its descendants; 0 if the process is gone."""
+class ProcessWork(NamedTuple):
+    """Seconds of CPU time, and bytes read and written, since a process and its descendants started."""
+
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+
+
+def work_of(pid: int) -> ProcessWork:
+    """Return what a process and its descendants have done so far; zeros if the process is gone."""
     try:
         process = psutil.Process(pid)
-        times = [proc.cpu_times() for proc in [process, *process.children(recursive=True)]]
-    except psutil.Error:
-        return 0.0
-    return sum(used.user + used.system for used in times)
+        processes = [process, *process.children(recursive=True)]
+        times = [proc.cpu_times() for proc in processes]
+        counters = [proc.io_counters() for proc in processes]
+    except (psutil.Error, OSError):
+        return ProcessWork()
+    return ProcessWork(
+        sum(used.user + used.system for used in times),
+        sum(used.read_chars + used.write_chars for used in counters),
+    )
 
 
 def _read_status(pid: int) -> dict[str, str]:

@@ -23,7 +23,7 @@ from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import advice_for, is_communication_error, match_rule, read_last_lines
 from rankdeck.diagnose.hang import COMPUTING_CORES, HangState, beat_location
-from rankdeck.diagnose.script_hang import script_hang_warning
+from rankdeck.diagnose.script_hang import script_hang_warning, working_rank
 from rankdeck.diagnose.tracebacks import read_failure, thread_exception_text, was_exiting
 from rankdeck.launch.processes import is_running, is_suspended, signal_if_handled
 from rankdeck.launch.rank_process import RankProcess
@@ -78,16 +78,21 @@ class ScriptWatch(Watch):
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
             return False
+        # A rank that worked alone may hang later, in the same step.
+        worker = working_rank(self._hang_state)
+        if worker in beats and self._is_idle({worker: beats[worker]}, now_s):
+            self._suspected = None
         return super().judge(beats, now_s, still_s, until_ended_s)
 
     def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
         """Check whether the ranks have hardly used the CPU for `_IDLE_AFTER_S` seconds."""
-        began_s, before = self._cpu or (now_s, {})
+        began_s, before = self._work or (now_s, {})
         if now_s - began_s < _IDLE_AFTER_S:
             return False
-        used_s = sum(self._cpu_times(beats).values()) - sum(before.values())
+        work = self._work_by_rank(beats)
+        used_s = sum(done.cpu_s for done in work.values()) - sum(done.cpu_s for done in before.values())
         if used_s > COMPUTING_CORES * (now_s - began_s):
-            self._cpu = None
+            self._work = None
             return False
         return True
 

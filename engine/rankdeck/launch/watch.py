@@ -32,7 +32,7 @@ from rankdeck.diagnose.exceptions import last_resource_error, read_last_lines
 from rankdeck.diagnose.hang import HangState, HangTimeouts, awaited_ranks, hang_warning
 from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
 from rankdeck.launch.lost_events import NUM_TAIL, LostEvents, find_lost_events
-from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_if_handled
+from rankdeck.launch.processes import ProcessWork, is_suspended, is_traced, signal_if_handled, work_of
 from rankdeck.launch.rank_process import RankProcess
 from rankdeck.launch.save_watch import SaveWatch
 from rankdeck.launch.stacks import StackReport, mtime_and_size, rank_log, read_calls, request_stacks
@@ -81,7 +81,7 @@ class Watch:
         self._hang_start_s = self._hang_s = 0.0  # when they stood still, and how long this was watched
         self._sleep_s = _system_sleep_s()
         self._suspected: tuple[int, int] | None = None
-        self._cpu: tuple[float, dict[int, float]] | None = None
+        self._work: tuple[float, dict[int, ProcessWork]] | None = None
         self._hang_state = HangState({})
 
     def prepare(self, num_slots: int) -> str:
@@ -161,11 +161,10 @@ class Watch:
             self._hang_start_s, self._hang_s = began_s, 0.0
         self._hang_s = still_s = min(self._hang_s + min(since_s, _MAX_COUNTED_S), now_s - began_s)
         if still_s <= until_told_s / 2:
-            self._cpu, self._hang_state = None, HangState({})
+            self._work, self._hang_state = None, HangState({})
             return False
-        # From here on CPU use is measured, which shows whether the ranks compute.
-        if self._cpu is None:
-            self._cpu = now_s, self._cpu_times(beats)
+        if self._work is None:  # From here on it is measured whether the ranks work.
+            self._work = now_s, self._work_by_rank(beats)
         # A save explains the wait, unless a rank that others wait for is inside its step.
         if self.saves.is_progressing() and not any(
             beat.phase == STEP for beat in awaited_ranks(beats).values()
@@ -263,8 +262,8 @@ class Watch:
     def _pids(self, beats: Mapping[int, Beat]) -> dict[int, int]:
         return {rank: self._pid(rank) for rank in beats}
 
-    def _cpu_times(self, beats: Mapping[int, Beat]) -> dict[int, float]:
-        return {rank: cpu_s(pid) for rank, pid in self._pids(beats).items()}
+    def _work_by_rank(self, beats: Mapping[int, Beat]) -> dict[int, ProcessWork]:
+        return {rank: work_of(pid) for rank, pid in self._pids(beats).items()}
 
     def _inspect(self, beats: dict[int, Beat], now_s: float) -> HangState:
         """Collect stacks, collectives and CPU use of all ranks."""
@@ -275,13 +274,13 @@ class Watch:
             # The signal would stop a traced process in its debugger, and a suspended one does not answer.
             [rank for rank in beats if rank not in traced and rank not in suspended]
         )
-        cores = {}
-        if self._cpu is not None and now_s > self._cpu[0]:
-            since_s, before = self._cpu
-            cores = {
-                rank: (used - before.get(rank, used)) / (now_s - since_s)
-                for rank, used in self._cpu_times(beats).items()
-            }
+        cores, io_rates = {}, {}
+        if self._work is not None and now_s > self._work[0]:
+            since_s, before = now_s - self._work[0], self._work[1]
+            for rank, work in self._work_by_rank(beats).items():
+                earlier = before.get(rank, work)
+                cores[rank] = (work.cpu_s - earlier.cpu_s) / since_s
+                io_rates[rank] = (work.io_bytes - earlier.io_bytes) / since_s
         return HangState(
             beats,
             stacks={rank: answer.frames for rank, answer in answers.items() if answer.frames},
@@ -289,6 +288,7 @@ class Watch:
             calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
             microbatches={rank: answer.microbatch for rank, answer in answers.items() if answer.microbatch},
             cores=cores,
+            io_rates=io_rates,
             last_lines={rank: read_last_lines(self.errors_log(rank)) for rank in pids},
         )
 

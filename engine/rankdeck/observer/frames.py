@@ -1,8 +1,39 @@
-"""Removes the observer's frames from the script's tracebacks."""
+"""Finds the script's own frames, and removes the observer's frames from the script's tracebacks."""
 
 from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY_FOLDERS = tuple(
+    {
+        os.path.abspath(path) + os.sep
+        for name, path in sysconfig.get_paths().items()
+        if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+)
+_MAX_FRAMES = 60
 
 
 def drop_own_frame(error: BaseException) -> None:
     """Remove from the traceback of `error` the frame of the function that catches and re-raises `error`."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+
+
+def script_line() -> str:
+    """Return "file:line" of the innermost running frame of the user's own code; "" if there is none."""
+    frame: Any = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename
+        if not file.startswith((_OWN_FOLDER, *_LIBRARY_FOLDERS, "<")):
+            return "%s:%d" % (file, frame.f_lineno)
+        frame = frame.f_back
+    return ""

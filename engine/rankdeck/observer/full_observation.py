@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .frames import drop_own_frame
 from .ledger_loader import load_ledger, watch_owners
+from .models import uses_compiler
 from .wrappers import SHARDED_WRAPPERS
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ class MemoryTracker:
         if self._session.facts.get("wrapper") in SHARDED_WRAPPERS:
             # Such a resize is only visible if storages are wrapped, and the observer does not wrap them.
             return "sharded weights are resized outside of torch operations"
-        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-        if counters and counters["frames"].get("total"):
+        if uses_compiler():
             return "operations in compiled code cannot be tracked"
         return None
 

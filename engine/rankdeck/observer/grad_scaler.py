@@ -28,6 +28,7 @@ def install(module: Any, session: RankSession) -> None:
     session.on_leader_chosen.append(session.wrap_part(_PART, skipped.set_leader))
     session.on_fork.append(skipped.forget)
     _wrap_scale(module.GradScaler, session)
+    _wrap_unscale(module.GradScaler, session)
     _wrap_step(module.GradScaler, session, skipped)
 
 
@@ -85,6 +86,22 @@ def _wrap_scale(scaler: Any, session: RankSession) -> None:
         return scaled
 
     scaler.scale = observed
+
+
+def _wrap_unscale(scaler: Any, session: RankSession) -> None:
+    unscale = scaler.unscale_
+
+    @functools.wraps(unscale)
+    def observed(self: Any, optimizer: Any) -> None:
+        try:
+            unscale(self, optimizer)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+        if session.order is not None:
+            session.order.on_unscale()
+
+    scaler.unscale_ = observed
 
 
 def _wrap_step(scaler: Any, session: RankSession, skipped: SkippedSteps) -> None:

@@ -50,6 +50,13 @@ class LoaderTracker:
         self._epochs = EpochTracker(self._tensor, session)
         self._record_first_batch = session.wrap_part(PART, self._epochs.on_batch)
         self._record_epoch_end = session.wrap_part(PART, self._epochs.on_epoch_end)
+        # Looked up at each call: the part that sets `modes` may run after this one.
+        self._on_batch_without_gradients = session.wrap_part(
+            "modes", lambda iterator: session.modes.on_batch_without_gradients(iterator)
+        )
+        self._on_pass_ended = session.wrap_part(
+            "modes", lambda iterator: session.modes.on_pass_ended(iterator)
+        )
         self.forget()
 
     def forget(self) -> None:
@@ -64,6 +71,8 @@ class LoaderTracker:
     def on_batch(self, iterator: Any, batch: Any, seconds: float) -> None:
         """Handle a batch that `iterator` returned after `seconds`."""
         if not self._grad_enabled():
+            if self._session.modes is not None:
+                self._on_batch_without_gradients(iterator)
             return
         feed = self._iterators.get(id(iterator))
         if feed is None or feed.ref() is not iterator:
@@ -84,6 +93,8 @@ class LoaderTracker:
     def on_exhausted(self, iterator: Any) -> None:
         """Handle the end of a pass; a pass whose batches were not followed by any backward was an
         evaluation."""
+        if self._session.modes is not None:
+            self._on_pass_ended(iterator)
         feed = self._iterators.get(id(iterator))
         if feed is not None and feed.is_trained_on_now:
             self._record_epoch_end(iterator)

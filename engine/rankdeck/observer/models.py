@@ -121,7 +121,7 @@ class _ModelFinder:
         if model is None:
             return
         session.record_facts(
-            model=_class_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters())
+            model=_class_name(unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters())
         )
         session.record_facts(batch_norms=_num_batch_norms(self._torch, model))
         if "wrapper" not in session.facts:
@@ -147,7 +147,7 @@ def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
     return options
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """Return the module inside torch's wrappers, or inside the wrapper that Lightning Fabric's `setup`
     returns."""
     for _ in range(8):
@@ -160,6 +160,21 @@ def _unwrapped(model: Any) -> Any:
             break
         model = inner
     return model
+
+
+def list_parameters(optimizer: Any) -> list[Any]:
+    """Return an optimizer's parameters; empty if it does not store them as torch does."""
+    try:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [parameter for parameter in parameters if hasattr(parameter, "requires_grad")]
+    except Exception:
+        return []
+
+
+def uses_compiler() -> bool:
+    """Check whether torch.compile has compiled anything: a new hook would make it compile again."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters and counters["frames"].get("total"))
 
 
 def _num_batch_norms(torch: Any, model: Any) -> int:

@@ -12,6 +12,9 @@ when:
     on_rank_start(optimizer)     this process has become a rank
     on_leader_chosen(optimizer)  this optimizer leads from now on
     on_backward(tensors)         an outermost backward starts
+    on_first_step(optimizer)     this optimizer's first step starts
+    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: of the leading one
+    on_step(optimizer)           a step of the leading optimizer has ended
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
     on_tick()                    the thread writes events, or the process ends
     on_fork()                    a forked child starts and must reset its state
@@ -30,6 +33,7 @@ from functools import wraps
 
 from . import process_title
 from .heartbeats import HeartbeatSlot
+from .process_facts import devices, env_int, rank_and_world_size, script_path
 from .writer import RankFile
 
 TYPE_CHECKING = False
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 _MAX_EARLY_EVENTS = 1000
+_MAX_ANOMALIES, _MAX_NAMES, _MAX_NAME = 64, 8, 200
 # Neither a fork nor the exit may wait long for a thread that hangs on a slow disk.
 _JOIN_TIMEOUT_S = 0.5
 _COUNTER_FACTS = {"skipped", "other_optimizers", "same_epochs"}
@@ -55,10 +60,15 @@ class RankSession:
         self.run = environment["RANKDECK_RUN"]
         self.attempt = int(environment.get("RANKDECK_ATTEMPT") or 0)
         self.level = environment.get("RANKDECK_OBSERVE") or "light"
+        self.is_checked = environment.get("RANKDECK_CHECK") == "1"
+        """Whether the checks that slow the script down run too."""
         self._heartbeat_page = environment.get("RANKDECK_HEARTBEAT")
         self.on_rank_start: list[Callable[[Any], None]] = []
         self.on_sampled_step: list[Callable[[Any], None]] = []
         self.on_backward: list[Callable[[Any], None]] = []
+        self.on_first_step: list[Callable[[Any], None]] = []
+        self.before_step: list[Callable[[Any, bool], None]] = []
+        self.on_step: list[Callable[[Any], None]] = []
         self.on_leader_chosen: list[Callable[[Any], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_fork: list[Callable[[], None]] = []
@@ -66,6 +76,10 @@ class RankSession:
         self.stack_signal: int | None = None
         self.losses: Any = None
         """The LossTracker; None if losses are not tracked."""
+        self.order: Any = None
+        """The StepOrder; None if the order of calls is not checked."""
+        self.modes: Any = None
+        """The ModeChecks; None if modes are not checked."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()
@@ -97,6 +111,7 @@ class RankSession:
         self.optimizers: list[Any] = []
         """Weak references to the optimizers that have stepped, including inner ones."""
         self.facts: dict[str, Any] = {}
+        self._anomalies: set[tuple[str, str]] = set()
         self._file: RankFile | None = None
         self._logging_file: RankFile | None = None
         """File for the logged values of a process that has not stepped an optimizer."""
@@ -125,6 +140,24 @@ class RankSession:
     def record_facts(self, **facts: Any) -> None:
         """Record fields of events.Observed; whenever one changes, the whole event is reported again."""
         self.facts.update(facts)
+
+    def report_anomaly(
+        self, code: str, *, names: Any = (), step: int | None = None, line: str = "", **numbers: float
+    ) -> None:
+        """Report what looks wrong in the script (events.Anomaly), once per code and per first name."""
+        names = [str(name)[:_MAX_NAME] for name in names]
+        key = code, names[0] if names else ""
+        if key not in self._anomalies and len(self._anomalies) < _MAX_ANOMALIES:
+            self._anomalies.add(key)
+            num_names = len(names)
+            self.emit(
+                "anomaly",
+                code=code,
+                step=self.step if step is None else step,
+                line=line,
+                names=names[:_MAX_NAMES],
+                numbers={"names": num_names, **numbers},
+            )
 
     def beat(self, phase: str) -> None:
         """Report that this process is alive, in `phase` of the step after `step`."""
@@ -174,8 +207,8 @@ class RankSession:
         self._open_heartbeat(file.rank)
         for function in self.on_rank_start:
             function(optimizer)
-        devices, uuids = self.wrap_part("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
-        started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
+        indices, uuids = self.wrap_part("devices", devices)(optimizer, file.rank) or ([file.rank], [])
+        started = {"rank": file.rank, "pid": os.getpid(), "devices": indices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
         started.update(threads=self.wrap_part("threads", sys.modules["torch"].get_num_threads)())
         file.write("rank_started", started)
@@ -194,8 +227,8 @@ class RankSession:
 
     def _claim_file(self) -> tuple[RankFile, int | None]:
         """Claim this rank's file; return (the file, the world size of the process group)."""
-        rank, world_size = _rank_and_world_size()
-        num_ranks = max(world_size or 1, _env_int("WORLD_SIZE", 1))
+        rank, world_size = rank_and_world_size()
+        num_ranks = max(world_size or 1, env_int("WORLD_SIZE", 1))
         return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
 
     def tick(self, wait_s: float = -1) -> None:
@@ -226,7 +259,7 @@ class RankSession:
             file.write("metric", {"rank": file.rank, **columns._asdict()})
         if self.disabled_parts:
             file.write(
-                "observed", {"rank": file.rank, "script": _script_path(), "parts": dict(self.disabled_parts)}
+                "observed", {"rank": file.rank, "script": script_path(), "parts": dict(self.disabled_parts)}
             )
         file.release()
 
@@ -243,7 +276,7 @@ class RankSession:
 
     def _report_facts(self) -> None:
         facts = dict(self.facts)
-        facts["script"] = _script_path()
+        facts["script"] = script_path()
         facts["parts"] = dict(self.disabled_parts)
         reported, now = self._reported_facts or {}, time.monotonic()
         names = facts.keys() | reported.keys()
@@ -322,53 +355,10 @@ class RankSession:
         """Start heartbeats even before the first step, if the supervisor itself started this process."""
         path_parts = (self._heartbeat_page or "").split("/")
         if len(path_parts) > 2 and path_parts[2] == str(os.getppid()):
-            self._open_heartbeat(_env_int("RANK", 0))
+            self._open_heartbeat(env_int("RANK", 0))
             process_title.set_process_name(
-                "rank %d/%d" % (_env_int("RANK", 0), _env_int("WORLD_SIZE", 1)), self.run
+                "rank %d/%d" % (env_int("RANK", 0), env_int("WORLD_SIZE", 1)), self.run
             )
-
-
-def _env_int(name: str, without: int) -> int:
-    try:
-        return int(os.environ[name])
-    except (KeyError, ValueError):
-        return without
-
-
-def _rank_and_world_size() -> tuple[int, int | None]:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return _env_int("RANK", 0), None
-
-
-def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
-    """Return the indices and UUIDs of the devices that hold trained parameters; on CPUs, [rank] and an empty
-    list."""
-    torch: Any = sys.modules["torch"]
-    indices = sorted(
-        {
-            parameter.device.index or 0
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.device.type == "cuda"
-        }
-    )
-    if not indices:
-        return [rank], []
-    uuids: list[str | None] = []
-    for index in indices:
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        # Not every version of torch includes NVML's prefix.
-        text = str(uuid)
-        has_prefix = text.startswith(("GPU-", "MIG-"))
-        uuids.append(None if uuid is None else text if has_prefix else "GPU-" + text)
-    return indices, uuids
-
-
-def _script_path() -> str:
-    main = sys.modules.get("__main__")
-    return getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else "")
 
 
 _session: RankSession | None = None

@@ -105,6 +105,12 @@ class StepObserver:
             if len(stack) > 1:
                 self._remember(optimizer)
                 return
+            if id(optimizer) not in self._tracks:
+                for function in session.on_first_step:
+                    function(optimizer)
+            leads = self._leader is not None and self._leader.ref() is optimizer
+            for check in session.before_step:
+                check(optimizer, leads)
             losses = session.losses
             if losses is not None:
                 losses.in_step, losses.backwards_in_step = True, 0
@@ -162,6 +168,9 @@ class StepObserver:
         if not session.is_writing:
             session.start_rank(optimizer)
         session.beat("step")
+        if self._leader is not None and self._leader.ref() is optimizer:
+            for function in session.on_step:
+                function(optimizer)
         if leads:
             self._choose_next_sample(optimizer, sampled, now)
 

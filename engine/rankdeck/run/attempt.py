@@ -6,6 +6,7 @@ run_state.py combines the attempts.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -88,11 +89,16 @@ class Attempt:
     @property
     def hang(self) -> HangWarning | None:
         """The warning about ranks that currently make no progress."""
-        if self._hang is None or self.ended is not None or self.is_stopping:
+        if self.ended is not None or self.is_stopping or self.has_moved_on:
             return None
+        return self._hang
+
+    @property
+    def has_moved_on(self) -> bool:
+        """Whether the ranks have made progress since a hang was last reported."""
         stepped_at = self.table.row(-1).ended if self.table.rows.shape[1] else None
-        has_moved = max(self._progress_time, stepped_at or 0.0) > self._hang.reported_at
-        return None if has_moved else self._hang
+        reported_at = math.inf if self._hang is None else self._hang.reported_at
+        return max(self._progress_time, stepped_at or 0.0) > reported_at
 
     def add_problem(self, source: EventPosition, problem: Problem) -> None:
         """Record a problem that was raised, if it warns of a hang."""
@@ -297,6 +303,10 @@ class Attempt:
                 self.scaling.add_event(event, self.last_step)
             case events.Observed():
                 self.script.observations[event.rank] = event
+            case events.Anomaly():
+                self.script.add_anomaly(event)
+            case events.WeightDigests():
+                self.script.weights.add(event, 0 if self.started is None else self.started.world_size)
             case events.Collectives():
                 self.script.add_collectives(event)
             case events.Phase():

@@ -13,7 +13,9 @@ import msgspec
 
 from rankdeck.base.errors import Problem
 
-_HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left"})
+WORKS_ALONE = "rank-works-alone"
+"""Code of the note that a rank computes or reads while the others wait for it, which is no hang."""
+_HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left", WORKS_ALONE})
 
 
 class HangWarning(NamedTuple):
@@ -40,4 +42,4 @@ class HangWarning(NamedTuple):
 
 def is_hang_problem(problem: Problem) -> bool:
     """Check whether a problem warns of ranks without progress."""
-    return problem.severity == "warning" and problem.code in _HANG_CODES
+    return problem.severity in ("warning", "info") and problem.code in _HANG_CODES

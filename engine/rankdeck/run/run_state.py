@@ -245,6 +245,11 @@ class RunState(AttemptRows):
         ]
         return [problem.as_warning() if is_past else problem for is_past, problem in problems]
 
+    @property
+    def has_moved_on(self) -> bool:
+        """Whether the latest attempt's ranks have made progress since a hang was last reported."""
+        return self._latest_attempt.has_moved_on
+
     def with_host(self, problem: Problem) -> Problem:
         """Return a problem of the latest attempt, with the host of the problem's rank added."""
         return self._latest_attempt.with_host(problem)

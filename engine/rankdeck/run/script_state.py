@@ -17,6 +17,7 @@ from rankdeck.run.attempt import Attempt
 from rankdeck.run.merged_attempts import step_curve
 from rankdeck.run.metrics import LoggedMetric, MetricKey
 from rankdeck.run.script_steps import CollectiveTotals, RankSteps
+from rankdeck.run.script_weights import ScriptWeights
 from rankdeck.run.series import Curve, Floats, Series
 
 
@@ -86,6 +87,17 @@ class ScriptState:
     def lead_observation(self) -> events.Observed | None:
         """The observation of the lowest rank that reported one."""
         return self.observations[min(self.observations)] if self.observations else None
+
+    @property
+    def anomalies(self) -> Mapping[str, Mapping[int, Sequence[events.Anomaly]]]:
+        """What looked wrong in the newest observed attempt, by code and rank."""
+        return self._latest_attempt.script.anomalies if self._latest_attempt is not None else {}
+
+    @property
+    def weights(self) -> ScriptWeights:
+        """Comparisons of the ranks' weights in the newest observed attempt."""
+        attempt = self._latest_attempt
+        return ScriptWeights() if attempt is None else attempt.script.weights
 
     @property
     def first_nonfinite_step(self) -> int | None:

@@ -23,6 +23,7 @@ import numpy as np
 from rankdeck import events
 from rankdeck.run.bounds import MAX_DURATION_S, MAX_STEP, MAX_VALUE
 from rankdeck.run.metrics import LoggedMetrics
+from rankdeck.run.script_weights import ScriptWeights
 from rankdeck.run.series import ColumnBuffer, Floats
 from rankdeck.run.step_blocks import (
     COUNT,
@@ -213,6 +214,7 @@ class ScriptStepJoiner:
 # rank, logged metrics, and calls of collectives.
 
 _MAX_COLLECTIVES = 100
+_MAX_CODES = _MAX_ANOMALIES = 100
 _INT_LIMIT = 1 << 62
 Number = TypeVar("Number", int, float)
 
@@ -249,6 +251,15 @@ class ScriptReports:
     observations: dict[int, events.Observed] = field(default_factory=dict)
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
     metrics: LoggedMetrics = field(default_factory=LoggedMetrics)
+    anomalies: dict[str, dict[int, list[events.Anomaly]]] = field(default_factory=dict)
+    """What looked wrong, by code and rank."""
+    weights: ScriptWeights = field(default_factory=ScriptWeights)
+
+    def add_anomaly(self, event: events.Anomaly) -> None:
+        by_rank = self.anomalies.setdefault(event.code, {}) if len(self.anomalies) < _MAX_CODES else {}
+        reported = by_rank.setdefault(event.rank, [])
+        if len(reported) < _MAX_ANOMALIES:
+            reported.append(event)
 
     def add_collectives(self, event: events.Collectives) -> None:
         self.collectives.setdefault(event.rank, CollectiveTotals()).add(event)

@@ -16,6 +16,7 @@ from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.masking import mask_arguments
 from rankdeck.run.anatomy import seconds_by_phase
 from rankdeck.run.devices import DeviceState
+from rankdeck.run.hang_warning import is_hang_problem
 from rankdeck.run.imbalance import Imbalance, lead_device
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import (
@@ -129,7 +130,8 @@ def _start_time(run: RunDir, state: RunState) -> float | None:
 
 def problems_of(run: RunDir, state: RunState, outcome: str) -> list[Problem]:
     """Return the problems that were raised; for a failed or lost run, these include at least one cause."""
-    problems = list(state.problems)
+    has_moved_on = outcome == "completed" or state.has_moved_on
+    problems = [problem for problem in state.problems if not (has_moved_on and is_hang_problem(problem))]
     if outcome == "lost":
         problems.append(lost_problem(run))
     elif outcome == "failed" and not any(problem.severity == "error" for problem in problems):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rankdeck.cli.foreground import result_line
 from rankdeck.cli.live import LiveDisplay, device_bars
+from rankdeck.cli.run_result import result_lines
 from rankdeck.run.run_state import read_run_state
 from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.written_run import MIB
@@ -42,22 +42,21 @@ def run_cli(*argv: str) -> tuple[str, str]:
 def test_the_result_line_has_the_step_of_its_loss_and_of_a_nan(run: WrittenScript) -> None:
     run.end_script()
     text = "11 steps, loss 5.0000 to 4.1000 at step 10; rankdeck show"
-    assert result_line(run.dir).endswith(f"{text} {run.dir.name}") and "not finite" not in result_line(
-        run.dir
-    )
+    line = result_lines(run.dir)[0]
+    assert line.endswith(f"{text} {run.dir.name}") and "not finite" not in line
     run.observe_rank(1, not_finite=11)
     lost = "with a non-finite loss from step 11 on"
-    assert f", {lost}, {text}" in result_line(run.dir)
+    assert f", {lost}, {text}" in result_lines(run.dir)[0]
     assert f"completed, {lost}  11 steps" in run_cli("show", "last")[0]
     run.observe_rank(0, not_finite=4)
-    assert ", with a non-finite loss in step 4, 11 steps" in result_line(run.dir)
+    assert ", with a non-finite loss in step 4, 11 steps" in result_lines(run.dir)[0]
 
 
 def test_the_result_line_omits_the_step_of_the_last_loss(run: WrittenScript) -> None:
     for rank in (0, 1):
         run.write_step_line(rank, 12, [3.0])
     run.end_script()
-    assert "12 steps, loss 5.0000 to 3.0000; rankdeck show" in result_line(run.dir)
+    assert "12 steps, loss 5.0000 to 3.0000; rankdeck show" in result_lines(run.dir)[0]
 
 
 def test_watch_prints_a_script_as_plain_lines_without_a_total(run: WrittenScript) -> None:

@@ -721,8 +721,9 @@ def test_why_finds_nothing_in_a_healthy_run(configured: Any) -> None:
     assert problems_and_findings(run.dir, run_state(run)) == []
 
 
-def test_the_docs_page_lists_every_rule() -> None:
-    page = (CHECKOUT / "docs/why-is-it-slow.md").read_text(encoding="utf-8")
+def test_the_docs_pages_list_every_rule() -> None:
+    pages = ("docs/why-is-it-slow.md", "docs/findings.md")
+    page = "".join((CHECKOUT / name).read_text(encoding="utf-8") for name in pages)
     tables = re.findall(r"^\| *code *\|.*\n.*\n((?:\|.*\n)+)", page, re.M | re.I)
     codes = [line.split("|")[1].strip(" `") for table in tables for line in table.splitlines()]
     assert sorted(codes) == sorted(rule.code for rule in FINDING_RULES)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rankdeck import events
-from rankdeck.cli.foreground import result_line
+from rankdeck.cli.run_result import result_lines
 from rankdeck.cli.summary import print_report, runs_table
 from rankdeck.diagnose.stacks import parse_stack
 from rankdeck.launch.control import request_stop
@@ -244,7 +244,7 @@ def test_lost_events_of_a_rank_are_reported_by_the_supervisor(
     assert (end.outcome, end.reason) == ("completed", warning.message)
     assert row_json(read_info(run))["reason"] == warning.message
     assert "completed, events lost" in str(runs_table([read_info(run)], 200))
-    text = result_line(run)
+    text = result_lines(run)[0]
     assert text.startswith("completed, events lost after") and text.endswith(warning.message)
     print_report(summarize(run))
     assert "completed, events lost" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from rankdeck.config.schema import LaunchConfig
 from rankdeck.launch import stacks
 from rankdeck.launch import watch as watching
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.processes import ProcessWork
 from rankdeck.launch.save_watch import save_marker
 from rankdeck.launch.watch import Watch
 from rankdeck.run_dir import RunDir
@@ -163,7 +164,7 @@ def test_a_suspension_does_not_age_a_fresh_heartbeat(watched: Callable[..., Fake
 def test_a_single_computing_rank_may_be_slow(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     used = SimpleNamespace(s=0.0)
-    alone.monkeypatch.setattr(watching, "cpu_s", lambda _: used.s)
+    alone.monkeypatch.setattr(watching, "work_of", lambda _: ProcessWork(used.s))
     alone.beat(7, "step")
 
     def compute() -> None:

@@ -9,6 +9,8 @@ named constant with its reason. A rule reports nothing while there is too little
 have another explanation. Causes of failure are not here: see exceptions.py and cause.py.
 
 rule_context.py  what rules inspect
+drift.py         ranks whose weights differ
+script_checks.py order of calls, modes, and parameters of a script
 learning.py      losses, gradients, learning rates
 samples.py       which samples each rank sees
 machine.py       cores, memory, and a device that uses more memory than the others
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.findings import learning, machine, pace, samples, waits
+from rankdeck.diagnose.findings import drift, learning, machine, pace, samples, script_checks, waits
 from rankdeck.diagnose.findings.machine import IMBALANCE_CODE, ImbalanceAlert
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext
 from rankdeck.diagnose.fixes import accepts_changes, config_or_none
@@ -45,6 +47,8 @@ __all__ = [
 ]  # fmt: skip
 
 FINDING_RULES: tuple[FindingRule, ...] = (
+    *drift.RULES,
+    *script_checks.RULES,
     *learning.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),

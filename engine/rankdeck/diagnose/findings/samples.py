@@ -11,8 +11,8 @@ MIN_BATCH_NORM_SAMPLES = 4
 more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
 """Code of the batch-norm problem that a configured run itself reports (training/parity_notes.py)."""
-_DDP_WRAPPER = "DistributedDataParallel"
-_GROUP_OPTIONS = {"process_group", "device_mesh"}
+DDP_WRAPPER = "DistributedDataParallel"
+GROUP_OPTIONS = {"process_group", "device_mesh"}
 """Wrapper options that select a process group; ranks of different groups may share samples on purpose."""
 
 
@@ -117,9 +117,9 @@ def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
         rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks
     }
     digests = {observation.first_batches for observation in observations.values()}
-    is_ddp = all(observation.wrapper == _DDP_WRAPPER for observation in observations.values())
+    is_ddp = all(observation.wrapper == DDP_WRAPPER for observation in observations.values())
     in_groups = any(
-        _GROUP_OPTIONS & observation.wrapper_options.keys() for observation in observations.values()
+        GROUP_OPTIONS & observation.wrapper_options.keys() for observation in observations.values()
     )
     if len(observations) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
         return None

@@ -1,0 +1,205 @@
+"""The rule that finds ranks whose weights have drifted apart, and why. Read rule_context.py first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankdeck import events
+from rankdeck.base.errors import Evidence, Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
+from rankdeck.diagnose.findings.samples import DDP_WRAPPER, GROUP_OPTIONS
+from rankdeck.run.script_weights import WeightDifference
+
+_EQUAL_HOOKS = ("allreduce_hook", "fp16_compress", "bf16_compress", "powerSGD_hook")
+"""Communication hooks after which all ranks have the same gradients."""
+_BYTES_TOLERANCE = 0.02
+"""Relative difference between the bytes that a script averages itself in a step and those of its gradients;
+more are other tensors."""
+_MAX_NAMES = 3
+
+
+def find_drifted_ranks(context: RuleContext) -> Problem | None:
+    """Find ranks that train the same model but hold different weights."""
+    comparison = context.state.script.weights.differing
+    if comparison is None or comparison.difference is None:
+        return None
+    difference = comparison.difference
+    is_ddp = _is_ddp(context)
+    cause = _find_cause(context, difference)
+    # Without a cause, ranks that average their weights now and then (local SGD) would be reported.
+    if cause is None and not (is_ddp and _has_equal_gradients(context)):
+        return None
+    # Ranks that exchange nothing may each train a model of their own.
+    if not is_ddp and not _averages_gradients(context, comparison.num_bytes):
+        return None
+    text, advice, evidence = cause or _unknown_cause()
+    ranks = ", ".join(map(str, difference.ranks[:8]))
+    return make_finding(
+        "ranks-drifted",
+        phrase(
+            "The ranks' weights have differed {since}: {cause}", since=_format_since(difference), cause=text
+        ),
+        Evidence(
+            phrase(
+                "{num} of {total} parameters differ from rank 0's on rank {ranks}, the first is {names}",
+                num=len(difference.names),
+                total=difference.num_parameters,
+                ranks=ranks,
+                names=", ".join(difference.names[:_MAX_NAMES]),
+            )
+        ),
+        *evidence,
+        advice=advice,
+    )
+
+
+def _format_since(difference: WeightDifference) -> str:
+    if difference.step == 0:
+        return phrase("since before the first step")
+    first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
+    if first == difference.step:
+        return phrase("since step {step}", step=first)
+    return phrase("since one of the steps {first} to {last}", first=first, last=difference.step)
+
+
+def _is_ddp(context: RuleContext) -> bool:
+    observations = context.state.script.observations.values()
+    # Ranks of different groups may train different models.
+    return all(
+        observation.wrapper == DDP_WRAPPER and not GROUP_OPTIONS & observation.wrapper_options.keys()
+        for observation in observations
+    )
+
+
+def _has_equal_gradients(context: RuleContext) -> bool:
+    """Check that no communication hook leaves ranks with different gradients."""
+    hooks = _all_anomalies(context, "comm-hook")
+    return all(name.startswith(_EQUAL_HOOKS) for event in hooks for name in event.names)
+
+
+def _averages_gradients(context: RuleContext, num_bytes: int | None) -> bool:
+    """Check whether the script itself averages as many bytes in each step as its gradients have."""
+    script = context.state.script
+    # Tensor-parallel ranks also call all_reduce in each step, but on activations, which have another size.
+    for rank, totals in script.collectives.items():
+        steps = script.steps_by_rank.get(rank)
+        if not num_bytes or steps is None or not steps.num_steps:
+            return False
+        share = totals.num_bytes.get("all_reduce", 0) / steps.num_steps / num_bytes
+        if abs(share - 1) > _BYTES_TOLERANCE:
+            return False
+    return bool(script.collectives)
+
+
+def _all_anomalies(context: RuleContext, code: str) -> list[events.Anomaly]:
+    by_rank = context.state.script.anomalies.get(code, {})
+    return [event for rank in sorted(by_rank) for event in by_rank[rank]]
+
+
+_Cause = tuple[str, str, list[Evidence]]
+
+
+def _find_cause(context: RuleContext, difference: WeightDifference) -> _Cause | None:
+    return next(
+        (cause for cause in _causes(context, difference) if cause is not None),
+        None,
+    )
+
+
+def _causes(context: RuleContext, difference: WeightDifference) -> Iterator[_Cause | None]:
+    # First, because it also explains a difference before the first step.
+    yield _loaded_on_some(context, difference)
+    if difference.step == 0:
+        yield (
+            phrase("they were initialised differently, and were not broadcast."),
+            phrase(
+                "Set the same seed on all ranks before the model is created, or broadcast the parameters "
+                "from rank 0 before the first step; do not change weights after DistributedDataParallel "
+                "was created."
+            ),
+            [],
+        )
+    yield _bypassed(context)
+    yield _not_reduced(context, difference)
+
+
+def _loaded_on_some(context: RuleContext, difference: WeightDifference) -> _Cause | None:
+    since = -1 if difference.last_equal_step is None else difference.last_equal_step
+    loaded = [
+        event
+        for event in _all_anomalies(context, "weights-loaded")
+        if since <= event.step < max(1, difference.step)
+    ]
+    ranks = sorted({event.rank for event in loaded})
+    # Weights that all ranks load, as a resume does, are the same everywhere.
+    if not loaded or len(ranks) == len(context.state.script.observations):
+        return None
+    first = min(loaded, key=lambda event: event.step)
+    return (
+        phrase(
+            "after step {step}, weights were loaded into the model on rank {rank} only.",
+            step=first.step,
+            rank=ranks[0],
+        ),
+        phrase(
+            "Load the same weights on every rank, or broadcast the parameters from that rank afterwards: "
+            "DistributedDataParallel averages gradients, not weights."
+        ),
+        [_line_evidence(first, phrase("load_state_dict on rank {rank}", rank=first.rank))],
+    )
+
+
+def _bypassed(context: RuleContext) -> _Cause | None:
+    events_found = _all_anomalies(context, "wrapper-bypassed")
+    if not events_found:
+        return None
+    return (
+        phrase("the forward pass bypasses DistributedDataParallel, so no gradients are averaged."),
+        phrase("Call the wrapped model (ddp(x)), not the module inside it (ddp.module(x))."),
+        [_line_evidence(events_found[0], phrase("optimizer.step after such a backward pass"))],
+    )
+
+
+def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause | None:
+    found = [
+        event
+        for event in _all_anomalies(context, "gradients-not-reduced")
+        if event.step <= difference.step + 1
+    ]
+    if not found:
+        return None
+    first = min(found, key=lambda event: event.step)
+    # The forward pass decides: a backward pass outside of no_sync() does not reduce what began inside.
+    return (
+        phrase("the last backward pass before optimizer.step ran under no_sync()."),
+        phrase(
+            "Leave no_sync() for the last micro-batch before optimizer.step: use it while "
+            "(micro + 1) % accumulate != 0. Both the forward and the backward pass must be outside."
+        ),
+        [
+            _line_evidence(
+                first,
+                phrase("optimizer.step with gradients that were not averaged, step {step}", step=first.step),
+            )
+        ],
+    )
+
+
+def _unknown_cause() -> _Cause:
+    return (
+        phrase("their gradients are averaged, so weights were changed outside of optimizer.step."),
+        phrase(
+            "Look for code that changes weights on some ranks only (an EMA copied back, loading, clamping, "
+            "re-initialising), and for optimizers or learning rates that differ between ranks."
+        ),
+        [],
+    )
+
+
+def _line_evidence(event: events.Anomaly, text: str) -> Evidence:
+    path, _, line = event.line.rpartition(":")
+    return Evidence(text, path or None, int(line) if line.isdecimal() else None)
+
+
+RULES = (FindingRule("ranks-drifted", find_drifted_ranks),)

@@ -1,0 +1,93 @@
+"""Observes what was loaded into modules: keys that matched nothing, and weights replaced between steps.
+
+Only what `load_state_dict` itself reports is used; no tensor is compared. Read session.py first.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from .frames import drop_own_frame, script_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .session import RankSession
+
+PART = "loaded"
+
+
+class LoadedWeights:
+    """The calls of `load_state_dict` of this process."""
+
+    def __init__(self, session: RankSession) -> None:
+        self._session = session
+
+    def on_loaded(self, module: Any, state: Any, result: Any, strict: bool) -> None:
+        """Handle a call that returned `result`, its missing and unexpected keys."""
+        session = self._session
+        # Whether the ranks differ afterwards is for their digests to say.
+        if session.step and any(_contains(reference(), module) for reference in session.models):
+            line = script_line()
+            session.report_anomaly("weights-loaded", names=[line], line=line)
+        if strict or not hasattr(result, "unexpected_keys"):
+            return
+        file_keys = [key for key in state if isinstance(key, str)]
+        unexpected = [key for key in result.unexpected_keys if key in state]
+        missing = list(result.missing_keys)
+        num_matched = len(file_keys) - len(unexpected)
+        if not file_keys or not missing or not unexpected or 2 * num_matched > len(file_keys):
+            return
+        prefix, how = _find_prefix(unexpected, missing)
+        if num_matched and not prefix:
+            return  # A part of the file belongs to another module, as when a backbone is loaded.
+        session.report_anomaly(
+            "nothing-loaded-" + how if prefix else "nothing-loaded",
+            names=[prefix, unexpected[0], missing[0]],
+            line=script_line(),
+            matched=num_matched,
+            given=len(file_keys),
+            wanted=num_matched + len(missing),
+        )
+
+
+def _contains(model: Any, module: Any) -> bool:
+    return model is not None and any(module is other for other in model.modules())
+
+
+def _find_prefix(unexpected: list[str], missing: list[str]) -> tuple[str, str]:
+    """Return (prefix, "with" or "without"): the file's keys have the prefix and the module's do not, or the
+    other way round; ("", "") if no prefix explains most keys."""
+    for ours, theirs, how in ((missing, unexpected, "with"), (unexpected, missing, "without")):
+        our_keys = set(ours)
+        for key in theirs:
+            parts = key.split(".")
+            for number in range(1, len(parts)):
+                prefix = ".".join(parts[:number]) + "."
+                if key[len(prefix) :] in our_keys:
+                    num = sum(
+                        other.startswith(prefix) and other[len(prefix) :] in our_keys for other in theirs
+                    )
+                    if 2 * num >= min(len(ours), len(theirs)):
+                        return prefix, how
+    return "", ""
+
+
+def install(torch: Any, session: RankSession) -> None:
+    """Wrap `Module.load_state_dict`."""
+    module_class = torch.nn.Module
+    load = module_class.load_state_dict
+    on_loaded = session.wrap_part(PART, LoadedWeights(session).on_loaded)
+
+    @functools.wraps(load)
+    def observed(self: Any, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = load(self, state_dict, strict, *args, **kwargs)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+        on_loaded(self, state_dict, result, strict)
+        return result
+
+    module_class.load_state_dict = observed

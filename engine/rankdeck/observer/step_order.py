@@ -1,0 +1,241 @@
+"""Checks the order of the calls in a step: backward, unscale, clip, optimizer step, zero_grad.
+
+A check reports an anomaly after it has failed in a few steps in a row, except for a clip of gradients that
+are still scaled, which is wrong at once. What DistributedDataParallel did is read from its attribute
+`require_forward_param_sync`: it is False after a forward whose gradients it will not reduce. Read steps.py
+and losses.py first.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+from .frames import drop_own_frame, script_line
+from .loss_scale import scale_of
+from .models import list_parameters, uses_compiler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .session import RankSession
+
+PART = "order"
+_NUM_IN_A_ROW = 4
+"""Number of steps in a row after which a check that failed in all of them reports."""
+_NUM_CLEARED = 4
+"""Number of steps with cleared gradients after which the script is taken to clear them always."""
+_NUM_CHECKED = 50
+"""Number of steps whose backward calls are examined for losses that are not divided."""
+_MAX_ROOTS = 64
+_DIVIDING_NODES = ("DivBackward0", "MulBackward0")
+
+
+class StepOrder:
+    """The calls since the leading optimizer's last step."""
+
+    def __init__(self, session: RankSession) -> None:
+        self._session = session
+        self.forget()
+
+    def forget(self) -> None:
+        self._ddps: list[Any] = []
+        """Weak references to the DistributedDataParallel modules that hold the leader's parameters."""
+        self._is_reduced = True
+        self._has_reported_unreduced = False
+        self._scale: Any = None
+        """Scale of the last backward's loss while its gradients are still scaled."""
+        self._probe: Any = None
+        """Weak reference to the parameter whose gradient is examined."""
+        self._kept: Any = None
+        """(gradient, version) of that parameter after the last step."""
+        self._is_cleared = False
+        self._num_cleared = self._num_uncleared = 0
+        self.is_zeroed = False
+        """Whether the leader's `zero_grad` was called after the last backward."""
+        self._num_zeroed = self._num_bypassed = 0
+        self._roots: list[str | None] = []
+        """Names of the graph nodes on which backward was called since the last step."""
+        self._num_backwards = 0
+        self._num_undivided = self._num_checked = 0
+        self._leader: Any = None
+
+    def on_leader_chosen(self, optimizer: Any) -> None:
+        """Find the wrappers of the optimizer's parameters and the parameter to examine."""
+        self.forget()
+        self._leader = weakref.ref(optimizer)
+        parameters = [p for p in list_parameters(optimizer) if p.grad is not None]
+        smallest = min(parameters, key=lambda p: int(p.numel()), default=None)
+        self._probe = None if smallest is None else weakref.ref(smallest)
+        self.find_wrappers(optimizer)
+
+    def find_wrappers(self, optimizer: Any) -> None:
+        ids = {id(p) for p in list_parameters(optimizer)}
+        self._ddps = [
+            reference
+            for reference in self._session.models
+            if (model := reference()) is not None
+            and type(model).__name__ == "DistributedDataParallel"
+            and any(id(p) in ids for p in model.parameters())
+        ]
+
+    def on_backward(self, tensors: Any) -> None:
+        """Handle the start of an outermost backward."""
+        self.is_zeroed = False
+        self._num_backwards += 1
+        for reference in self._ddps:
+            ddp = reference()
+            self._is_reduced = ddp is None or getattr(ddp, "require_forward_param_sync", True)
+        losses = self._session.losses
+        node = tensors[0].grad_fn if len(tensors) == 1 else None
+        self._scale = scale_of(node) if losses is not None and losses.with_scaler and node else None
+        if self._num_checked < _NUM_CHECKED and len(self._roots) < _MAX_ROOTS:
+            self._roots.append(None if node is None or self._scale is not None else node.name())
+        if self._num_cleared < _NUM_CLEARED and self._kept is not None and not self._is_cleared:
+            probe = self._probe and self._probe()
+            gradient, version = self._kept
+            # A later backward of the same step has added to the gradient, which changes its version too.
+            is_first = self._num_backwards == 1
+            now = None if probe is None else probe.grad
+            self._is_cleared = now is None or now is not gradient() or (is_first and now._version != version)
+
+    def on_zero_grad(self, owner: Any) -> None:
+        """Handle a call of `zero_grad` of an optimizer or of a module."""
+        self._is_cleared = True
+        self._roots.clear()
+        if self._leader is not None and self._leader() is owner:
+            self.is_zeroed = True
+
+    def on_unscale(self) -> None:
+        """Handle a call of a scaler's `unscale_`."""
+        self._scale = None
+
+    def on_clip(self, limit: Any) -> None:
+        """Handle a call of a function that clips gradients to `limit`."""
+        if self._scale is None:
+            return
+        scale, self._scale = float(self._scale), None
+        # A limit above the scale was multiplied by it on purpose.
+        if isinstance(limit, (int, float)) and limit < scale and scale > 1:
+            self._session.report_anomaly(
+                "clip-before-unscale", line=script_line(), step=self._next_step, scale=scale, limit=limit
+            )
+
+    @property
+    def _next_step(self) -> int:
+        return self._session.step + 1
+
+    def before_step(self, optimizer: Any, leads: bool) -> None:
+        """Handle the start of a step."""
+        if not leads:
+            return
+        session = self._session
+        if not self._is_reduced and not self._has_reported_unreduced:
+            self._has_reported_unreduced = True
+            # Whether the weights then differ is for the digests to say: local SGD averages them later.
+            session.report_anomaly("gradients-not-reduced", line=script_line(), step=self._next_step)
+        if self.is_zeroed:
+            self._num_zeroed += 1
+            if self._num_zeroed == _NUM_IN_A_ROW:
+                first = self._next_step - _NUM_IN_A_ROW + 1
+                session.report_anomaly("zeroed-before-step", line=script_line(), step=first)
+        else:
+            self._num_zeroed = 0
+        if self._ddps and self._num_bypassed < _NUM_IN_A_ROW:
+            self._check_bypass()
+        if self._num_cleared < _NUM_CLEARED:
+            self._check_cleared()
+        if self._num_checked < _NUM_CHECKED and self._roots:
+            self._check_division()
+
+    def _check_bypass(self) -> None:
+        """Report a wrapper whose forward has never run although its parameters are trained."""
+        ddps = [ddp for ddp in (reference() for reference in self._ddps) if ddp is not None]
+        # Set by the first forward, but not by compiled code.
+        has_run = any(getattr(ddp, "_lazy_init_ran", True) for ddp in ddps)
+        if has_run or uses_compiler():
+            self._num_bypassed = _NUM_IN_A_ROW
+            return
+        self._num_bypassed += 1
+        if self._num_bypassed == _NUM_IN_A_ROW:
+            first = self._next_step - _NUM_IN_A_ROW + 1
+            self._session.report_anomaly("wrapper-bypassed", line=script_line(), step=first)
+
+    def _check_cleared(self) -> None:
+        if self._kept is None or not self._num_backwards:
+            return
+        self._kept = None
+        if self._is_cleared or len(self._session.optimizers) > 1:
+            self._num_cleared += 1
+            self._num_uncleared = 0
+            return
+        self._num_uncleared += 1
+        if self._num_uncleared == _NUM_IN_A_ROW:
+            self._num_cleared = _NUM_CLEARED
+            first = self._next_step - _NUM_IN_A_ROW + 1
+            self._session.report_anomaly("gradients-not-cleared", line=script_line(), step=first)
+
+    def _check_division(self) -> None:
+        roots, self._roots = self._roots, []
+        self._num_checked += 1
+        is_undivided = len(roots) > 1 and len(set(roots)) == 1 and roots[0] is not None
+        if not is_undivided or roots[0] in _DIVIDING_NODES:
+            self._num_undivided = 0
+            return
+        self._num_undivided += 1
+        if self._num_undivided == _NUM_IN_A_ROW:
+            self._num_checked = _NUM_CHECKED
+            self._session.report_anomaly(
+                "accumulation-not-divided", line=script_line(), step=self._next_step, backwards=len(roots)
+            )
+
+    def on_step(self, optimizer: Any) -> None:
+        """Handle the end of a step of the leading optimizer."""
+        self.is_zeroed = False
+        # A closure runs its backward inside the step.
+        self._num_backwards = 0
+        if self._num_cleared >= _NUM_CLEARED:
+            return
+        probe = self._probe and self._probe()
+        gradient = None if probe is None else probe.grad
+        self._is_cleared = gradient is None
+        self._kept = (lambda: None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
+
+
+def install(torch: Any, session: RankSession) -> None:
+    """Observe steps, backward calls, `zero_grad` and the functions that clip gradients."""
+    order = StepOrder(session)
+    session.order = order
+    session.on_leader_chosen.append(session.wrap_part(PART, order.on_leader_chosen))
+    session.on_backward.append(session.wrap_part(PART, order.on_backward))
+    session.before_step.append(session.wrap_part(PART, order.before_step))
+    session.on_step.append(session.wrap_part(PART, order.on_step))
+    session.on_fork.append(order.forget)
+    on_zero_grad = session.wrap_part(PART, order.on_zero_grad)
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        _call_before(owner, "zero_grad", lambda self, *_, **__: on_zero_grad(self))
+    on_clip = session.wrap_part(PART, order.on_clip)
+    utilities = torch.nn.utils
+    for name, limit in (("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "clip_value")):
+
+        def before(parameters: Any = None, *args: Any, _limit: str = limit, **kwargs: Any) -> None:
+            on_clip(args[0] if args else kwargs.get(_limit))
+
+        _call_before(utilities, name, before)
+
+
+def _call_before(owner: Any, name: str, before: Any) -> None:
+    """Make the function `name` of a class or a module call `before` with its own arguments first."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+
+    setattr(owner, name, observed)

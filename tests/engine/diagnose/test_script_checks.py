@@ -1,0 +1,250 @@
+"""What is silently wrong in a script: findings from digests of weights and from reported anomalies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.diagnose.findings import check_rules
+from rankdeck.diagnose.findings.rule_context import RuleContext
+from rankdeck.run.run_state import read_run_state
+from tests.helpers.written_script import WrittenScript
+
+_DDP = {"wrapper": "DistributedDataParallel"}
+_NAMES = ["0.weight", "0.bias"]
+_SAME = {0: (5, 7), 1: (6, 7)}
+
+
+def _write(
+    folder: Path,
+    digests: Mapping[int, Mapping[int, tuple[int, ...]]],
+    *,
+    anomalies: Sequence[tuple[int, str, dict[str, Any]]] = (),
+    names: Mapping[int, list[str]] | None = None,
+    calls: tuple[str, int] | None = None,
+    **facts: Any,
+) -> WrittenScript:
+    """A run of two ranks; `digests` by step and rank, `calls` the bytes of a collective over 10 steps."""
+    run = WrittenScript(folder)
+    run.start_script(2)
+    for rank in (0, 1):
+        run.observe_rank(rank, world_size=2, **(facts or _DDP))
+        run.write_step_line(rank, 1, [1.0] * 10)
+        write = run.writer(f"rank-{rank}").write
+        parameters = _NAMES if names is None else names[rank]
+        write(
+            events.WeightDigests(rank=rank, step=0, digests=[], names=parameters, sizes=[4, 2], num_bytes=24)
+        )
+        for step, by_rank in digests.items():
+            write(events.WeightDigests(rank=rank, step=step, digests=list(by_rank[rank])))
+        for reporter, code, fields in anomalies:
+            if reporter == rank:
+                write(events.Anomaly(rank=rank, code=code, **fields))
+        if calls is not None:
+            write(
+                events.Collectives(
+                    rank=rank, step=10, calls={calls[0]: 10}, num_bytes={calls[0]: calls[1]}, seconds={}
+                )
+            )
+    return run
+
+
+def _findings(run: WrittenScript) -> dict[str, Problem]:
+    return {
+        problem.code: problem for problem in check_rules(RuleContext(read_run_state(run.dir, curves=True)))
+    }
+
+
+def _steps(*differing: int, equal: Sequence[int] = (0, 1, 2, 4)) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Digests that are equal after the steps `equal` and differ in the second parameter after the others."""
+    return {
+        **{step: {0: (step, 7), 1: (step, 7)} for step in equal},
+        **{step: {0: (step, 7), 1: (step, 8)} for step in differing},
+    }
+
+
+_UNREDUCED = (0, "gradients-not-reduced", {"step": 5, "line": "/w/train.py:12"})
+_LOADED = (1, "weights-loaded", {"step": 6, "line": "/w/train.py:30", "names": ["/w/train.py:30"]})
+
+
+@pytest.mark.parametrize(
+    ("digests", "more", "since", "cause", "advice"),
+    [
+        (_steps(8, 16), {}, "since one of the steps 5 to 8", "outside of optimizer.step", "EMA"),
+        (_steps(5), {}, "since step 5", "outside of optimizer.step", "EMA"),
+        (_steps(8), {"anomalies": [_UNREDUCED]}, "steps 5 to 8", "under no_sync()", "last micro-batch"),
+        (_steps(8), {"anomalies": [_LOADED]}, "steps 5 to 8", "after step 6, weights were loaded", "same"),
+        (
+            _steps(8),
+            {"anomalies": [(0, "wrapper-bypassed", {"step": 1})]},
+            "steps 5 to 8",
+            "bypasses DistributedDataParallel",
+            "ddp(x)",
+        ),
+        (_steps(0, 1, 2, equal=()), {}, "since before the first step", "initialised differently", "seed"),
+        (
+            _steps(0, 1, equal=()),
+            {"calls": ("all_reduce", 240), "model": "m:Net"},
+            "since before the first step",
+            "initialised differently",
+            "broadcast",
+        ),
+    ],
+)
+def test_ranks_that_drift_apart_are_found_with_their_cause(
+    tmp_path: Path, digests: Any, more: dict[str, Any], since: str, cause: str, advice: str
+) -> None:
+    problem = _findings(_write(tmp_path, digests, **more))["ranks-drifted"]
+    assert since in problem.message and cause in problem.message, problem.message
+    assert advice in (problem.advice or "") and problem.severity == "warning"
+    assert problem.evidence[0].text.startswith("1 of 2 parameters differ from rank 0's on rank 1, the first")
+    assert problem.evidence[0].text.endswith("is 0.bias")
+    if "anomalies" in more and more["anomalies"][0] in (_UNREDUCED, _LOADED):
+        assert problem.evidence[1].location == more["anomalies"][0][2]["line"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "more"),
+    [
+        (_steps(equal=(0, 1, 2, 4, 8)), {}),
+        ({**_steps(1, 2, equal=(0,)), **_steps(equal=(4,)), **_steps(8, equal=())}, {}),  # local SGD
+        (_steps(8), {"anomalies": [(0, "comm-hook", {"step": 2, "names": ["post_localSGD_hook"]})]}),
+        (_steps(8), {"wrapper": "DistributedDataParallel", "wrapper_options": {"process_group": "g"}}),
+        (_steps(0, 1, equal=()), {"model": "m:Net"}),  # each rank trains its own
+        (_steps(0, 1, equal=()), {"calls": ("all_reduce", 999), "model": "m:Net"}),  # tensor parallel
+        (_steps(0, 1, equal=()), {"names": {0: _NAMES, 1: ["1.weight", "1.bias"]}}),  # stages
+        ({1: {0: (5, 7), 1: (5, 7)}}, {"anomalies": [_UNREDUCED, _LOADED]}),
+    ],
+)  # fmt: skip
+def test_ranks_that_may_differ_are_not_reported(tmp_path: Path, digests: Any, more: dict[str, Any]) -> None:
+    assert "ranks-drifted" not in _findings(_write(tmp_path, digests, **more))
+
+
+def test_a_rank_that_has_not_reported_is_waited_for(tmp_path: Path) -> None:
+    run = _write(tmp_path, _steps(equal=(0, 1)))
+    run.writer("rank-0").write(events.WeightDigests(rank=0, step=2, digests=[1, 2]))
+    assert "ranks-drifted" not in _findings(run)
+    run.writer("rank-1").write(events.WeightDigests(rank=1, step=2, digests=[1, 3]))
+    assert "since step 2" in _findings(run)["ranks-drifted"].message
+
+
+_ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "clip-before-unscale": (
+        "clip-before-unscale", {"numbers": {"scale": 16384.0, "limit": 1.0}}, "at most 6.1e-05", "unscale_",
+    ),
+    "gradients-not-cleared": ("gradients-not-cleared", {}, "never cleared", "zero_grad()"),
+    "zeroed-before-step": ("zeroed-before-step", {}, "between the backward pass", "before the backward pass"),
+    "optimizer-without-gradients": (
+        "optimizer-without-gradients",
+        {"names": ["AdamW"], "numbers": {"parameters": 6, "foreign": 6, "sharded": 1}},
+        "None of AdamW's 6 parameters",
+        "after fully_shard",
+    ),
+    "gradient-without-optimizer": (
+        "gradient-without-optimizer",
+        {"names": ["3.weight", "3.bias"], "numbers": {"names": 2, "replaced": 2}},
+        "no optimizer steps them: 3.weight, 3.bias",
+        "after the last change",
+    ),
+    "no-gradient-graph": (
+        "no-parameter-gradient", {"names": ["a"], "numbers": {"names": 1}}, "never gets a gradient", "detach",
+    ),
+    "no-gradient-checkpoint": (
+        "no-parameter-gradient",
+        {"names": list("abcdefgh"), "numbers": {"names": 8}},
+        "8 trainable parameters never get a gradient although their layers run: a, b, c and 5 more.",
+        "use_reentrant=False",
+    ),
+    "stepped-twice": ("stepped-twice", {"names": ["w"], "numbers": {"names": 1}}, "same parameter", "one"),
+    "frozen-after-wrapping": (
+        "frozen-after-wrapping", {"names": ["w"], "numbers": {"names": 1}}, "frozen after", "before wrapping",
+    ),
+    "weights-unchanged": (
+        "weights-unchanged",
+        {"names": ["bfloat16"], "numbers": {"share": 0.01, "rate": 1e-6}},
+        "only 1 % of the bfloat16 weights",
+        "torch.autocast",
+    ),
+    "eval-while-training": (
+        "eval-while-training",
+        {"names": ["2 Dropout"], "numbers": {"names": 1, "was_training": 4}},
+        "from step 5 on: 2 Dropout",
+        "after each evaluation",
+    ),
+    "train-while-evaluating": (
+        "train-while-evaluating", {"names": ["1 BatchNorm2d"], "numbers": {"names": 1, "batches": 3}},
+        "training mode: 1 BatchNorm2d", "model.eval()",
+    ),
+    "nothing-loaded-with": (
+        "nothing-loaded",
+        {"names": ["module.", "module.a", "a"], "numbers": {"matched": 0, "given": 6, "wanted": 6}},
+        "loaded 0 of 6 tensors",
+        'Remove the prefix "module."',
+    ),
+    "nothing-loaded-without": (
+        "nothing-loaded",
+        {"names": ["net.", "a", "net.a"], "numbers": {"matched": 0, "given": 6, "wanted": 6}},
+        "loaded 0 of 6 tensors",
+        'Add the prefix "net."',
+    ),
+    "nothing-loaded": (
+        "nothing-loaded", {"names": ["", "a", "b"], "numbers": {"wanted": 6}}, "0 of 6", "Compare the keys",
+    ),
+    "scheduler-steps-rarely": (
+        "scheduler-steps-rarely",
+        {"names": ["OneCycleLR"], "numbers": {"done": 3, "steps": 300, "scheduled": 300}},
+        "OneCycleLR has stepped 3 times in 300 steps",
+        "after each optimizer.step()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("anomaly", _ANOMALIES)
+def test_an_anomaly_becomes_a_finding_with_evidence_and_cure(tmp_path: Path, anomaly: str) -> None:
+    code, fields, message, advice = _ANOMALIES[anomaly]
+    run = WrittenScript(tmp_path)
+    run.start_script(2)
+    for rank in (0, 1):
+        run.observe_rank(rank, world_size=2)
+    event = events.Anomaly(rank=1, code=anomaly, step=5, line="/work here/train.py:41", **fields)
+    run.writer("rank-1").write(event)
+    (problem,) = _findings(run).values()
+    assert (problem.code, problem.rank, problem.severity) == (code, 1, "warning")
+    assert message in problem.message and advice in (problem.advice or ""), problem
+    assert problem.evidence[0].text and problem.evidence[0].location == "/work here/train.py:41"
+    # On all ranks it is nobody's own.
+    run.writer("rank-0").write(events.Anomaly(rank=0, code=anomaly, step=5, **fields))
+    (problem,) = _findings(run).values()
+    assert problem.rank is None
+
+
+def test_unknown_anomalies_and_odd_ones_are_passed_over(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    run.observe_rank(0)
+    run.writer("rank-0").write(events.Anomaly(rank=0, code="of-a-newer-version", step=1))
+    assert _findings(run) == {}
+    run.writer("rank-0").write(events.Anomaly(rank=0, code="nothing-loaded", step=-1, line="nowhere"))
+    assert _findings(run)["nothing-loaded"].evidence[0].location == ""
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_script_whose_loss_becomes_nan_is_found(tmp_path: Path, divided: bool) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    run.observe_rank(0, not_finite=4)
+    run.write_step_line(0, 1, [1.0, 8.0, 64.0, None, None], lr=0.06, grad_norm=3.0)
+    if not divided:
+        numbers = {"names": 0.0, "backwards": 8.0}
+        run.writer("rank-0").write(
+            events.Anomaly(rank=0, code="accumulation-not-divided", step=3, numbers=numbers)
+        )
+    problem = _findings(run)["loss-not-finite"]
+    assert problem.message == "The loss is NaN or infinite from step 4 on, first on rank 0."
+    assert problem.evidence[0].text == "just before: loss 64, learning rate 0.06, gradient norm 3"
+    assert ("Divide each loss by 8" in (problem.advice or "")) is not divided
