@@ -42,11 +42,12 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
         ),
         Evidence(
             phrase(
-                "{num} of {total} parameters differ from rank 0's on rank {ranks}, the first is {names}",
+                "{num} of {total} parameters differ from rank 0's on rank {ranks}: {names}",
                 num=len(difference.names),
                 total=difference.num_parameters,
                 ranks=ranks,
-                names=", ".join(difference.names[:_MAX_NAMES]),
+                names=", ".join(difference.names[:_MAX_NAMES])
+                + (", …" if len(difference.names) > _MAX_NAMES else ""),
             )
         ),
         *evidence,
@@ -60,7 +61,7 @@ def _format_since(difference: WeightDifference) -> str:
     first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
     if first == difference.step:
         return phrase("since step {step}", step=first)
-    return phrase("since one of the steps {first} to {last}", first=first, last=difference.step)
+    return phrase("since a step from {first} to {last}", first=first, last=difference.step)
 
 
 def _is_ddp(context: RuleContext) -> bool:
