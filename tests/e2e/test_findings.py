@@ -18,9 +18,10 @@ ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz")
 EXPECTED_FINDINGS = {
     "imbalance": ("-dp-", "-model-", "-pipeline-"),
     "same-data-on-all-ranks": ("-script-",),
+    "loss-not-finite": ("-script-infinite-", "-diverged-"),
 }
-"""What is rightly found of recorded runs, by parts of their names: devices that hold different parts, and a
-script that gives its ranks the same random data.
+"""What is rightly found of recorded runs, by parts of their names: devices that hold different parts, a
+script that gives its ranks the same random data, and losses that become infinite.
 """
 OUT_OF_MEMORY = "-too-small-"
 

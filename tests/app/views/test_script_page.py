@@ -151,8 +151,8 @@ def test_all_ranks_are_counted_before_all_have_reported(
     run.start_script(2)
     run.observe_rank(0)
     page = opened(run)
-    qtbot.waitUntil(lambda: "train.py" in page._facts_line.accessibleDescription())
-    assert "2 ranks" in page._facts_line.accessibleDescription()
+    # The page shows the script's name before the events have been read.
+    qtbot.waitUntil(lambda: "2 ranks" in page._facts_line.accessibleDescription())
 
 
 def test_a_script_without_steps_is_described(
