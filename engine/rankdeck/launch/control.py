@@ -153,11 +153,13 @@ def is_over(run: RunDir) -> bool:
 def wait_for_end(run: RunDir, timeout_s: float) -> bool:
     """Wait until the run's guard has released its lock, which it does once no process of the run is left.
 
-    Returns False after `timeout_s`; a save in progress extends the timeout.
+    Returns False `timeout_s` after the call or after the end of a save, whichever is later.
     """
     deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():
-        if not saves.is_progressing() and time.monotonic() > deadline:
+        if saves.is_progressing():
+            deadline = time.monotonic() + timeout_s
+        elif time.monotonic() > deadline:
             return False
         time.sleep(_POLL_INTERVAL_S)
     return True

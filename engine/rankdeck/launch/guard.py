@@ -188,11 +188,11 @@ class Guard:
             self.poll(now_s)
             if self._suspended.check(self._supervisor, now_s):
                 self._exit_record.report_suspended(self._supervisor)
-            if self._kill_at is not None and now_s >= self._kill_at:
-                # A save that makes progress may finish, even after the time for the stop.
+            if self._kill_at is not None:
+                # A save that makes progress may finish, and its rank may report it afterwards.
                 if self._saves.is_progressing():
-                    self._kill_at = now_s + KILL_AFTER_S
-                else:
+                    self._kill_at = max(self._kill_at, now_s + KILL_AFTER_S)
+                if now_s >= self._kill_at:
                     self._kill_supervisor()
         self._sweep()
         while self._report_fd >= 0:

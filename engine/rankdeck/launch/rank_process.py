@@ -61,7 +61,8 @@ def terminate_ranks(
     remaining processes of all ranks' sessions.
 
     DataLoader workers are in the rank's session, whatever their process group. While `is_saving` returns
-    True, a checkpoint is being written and KILL is delayed.
+    True, a checkpoint is being written and KILL is delayed until `grace_s` after its end: the rank still has
+    to report the save.
     """
     alive = [rank for rank in ranks if rank.poll() is None]
     for rank in alive:
@@ -72,8 +73,10 @@ def terminate_ranks(
         # A suspended process handles TERM only once it continues.
         signal_sessions({rank.pid for rank in alive}, signal.SIGCONT)
         deadline = time.monotonic() + grace_s
-        while any(rank.poll() is None for rank in alive) and (time.monotonic() < deadline or is_saving()):
+        while any(rank.poll() is None for rank in alive) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
+            if is_saving():
+                deadline = time.monotonic() + grace_s
     # Also the sessions of ranks that have ended: their DataLoader workers may still run.
     signal_sessions({rank.pid for rank in ranks}, signal.SIGKILL)
     deadline = time.monotonic() + 1.0
