@@ -10,7 +10,9 @@ have another explanation. Causes of failure are not here: see exceptions.py and 
 
 rule_context.py  what rules inspect
 drift.py         ranks whose weights differ
-script_checks.py order of calls, modes, and parameters of a script
+parameters.py    gradients, optimizers and updates of a script's parameters
+script_checks.py order of calls, modes, schedulers and loaded weights of a script
+anomaly_rules.py makes rules of what a script's ranks reported
 learning.py      losses, gradients, learning rates
 samples.py       which samples each rank sees
 machine.py       cores, memory, and a device that uses more memory than the others
@@ -26,7 +28,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.findings import drift, learning, machine, pace, samples, script_checks, waits
+from rankdeck.diagnose.findings import (
+    drift,
+    learning,
+    machine,
+    pace,
+    parameters,
+    samples,
+    script_checks,
+    waits,
+)
 from rankdeck.diagnose.findings.machine import IMBALANCE_CODE, ImbalanceAlert
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext
 from rankdeck.diagnose.fixes import accepts_changes, config_or_none
@@ -48,6 +59,7 @@ __all__ = [
 
 FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
+    *parameters.RULES,
     *script_checks.RULES,
     *learning.RULES,
     *samples.RULES,
