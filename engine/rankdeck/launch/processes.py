@@ -8,6 +8,7 @@ and a run without a lock file has not started.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -45,14 +46,17 @@ def work_of(pid: int) -> ProcessWork:
     try:
         process = psutil.Process(pid)
         processes = [process, *process.children(recursive=True)]
-        times = [proc.cpu_times() for proc in processes]
-        counters = [proc.io_counters() for proc in processes]
-    except (psutil.Error, OSError):
+    except psutil.Error:
         return ProcessWork()
-    return ProcessWork(
-        sum(used.user + used.system for used in times),
-        sum(used.read_chars + used.write_chars for used in counters),
-    )
+    cpu_s, io_bytes = 0.0, 0
+    for proc in processes:
+        # Each by itself: a child may end meanwhile, and a container may hide the I/O counters.
+        with contextlib.suppress(psutil.Error, OSError):
+            times = proc.cpu_times()
+            cpu_s += times.user + times.system
+            counters = proc.io_counters()
+            io_bytes += counters.read_chars + counters.write_chars
+    return ProcessWork(cpu_s, io_bytes)
 
 
 def _read_status(pid: int) -> dict[str, str]:
