@@ -34,7 +34,7 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
     run = find_run(name)
     state = follow(run, JsonDisplay() if as_json else choose_display(run))
     if not as_json:
-        print_summary(summarize(run, state), num_shown=len(state.problems))
+        print_summary(summarize(run, state), shown_problems=state.problems)
     return 0
 
 

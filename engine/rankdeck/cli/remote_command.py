@@ -231,7 +231,7 @@ def _watch_remotely(host: str, name: str, *, as_json: bool) -> int:
         display = JsonDisplay() if as_json else choose_display(run)
         state = follow(run, display, _StaleNotice(followed, display).tick)
         if not as_json:
-            print_summary(summarize(run, state), num_shown=len(state.problems))
+            print_summary(summarize(run, state), shown_problems=state.problems)
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -47,10 +47,10 @@ _STYLES = {
 }
 
 
-def print_summary(summary: RunSummary, *, num_shown: int) -> None:
+def print_summary(summary: RunSummary, *, shown_problems: Collection[Problem]) -> None:
     """Print a run's outcome, loss, speed, path and memory per device, then its problems.
 
-    The first `num_shown` problems are left out, because they have been printed already.
+    `shown_problems` are left out, because they have been printed already.
     """
     out = console.out()
     out.print(_outcome_line(summary))
@@ -72,7 +72,7 @@ def print_summary(summary: RunSummary, *, num_shown: int) -> None:
     pairs.extend(script_report.note_rows(summary))
     pairs.append(("run", summary.path))
     _print_pairs(out, pairs)
-    _print_problems(summary.problems[num_shown:])
+    _print_problems(problem for problem in summary.problems if problem not in shown_problems)
 
 
 def print_report(summary: RunSummary) -> None:

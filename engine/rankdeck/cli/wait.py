@@ -104,7 +104,7 @@ def print_outcome(run: RunDir, state: RunState, *, as_json: bool, interrupted: b
     if as_json:
         console.print_json(summary.facts())
     else:
-        print_summary(summary, num_shown=len(state.problems))
+        print_summary(summary, shown_problems=state.problems)
     # A run that has completed in spite of Ctrl-C is a success.
     if interrupted and summary.outcome != "completed":
         return EXIT_INTERRUPTED

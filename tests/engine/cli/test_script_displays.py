@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.cli.live import LiveDisplay, device_bars
 from rankdeck.cli.run_result import result_lines
+from rankdeck.cli.summary import print_summary
 from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
 from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.written_run import MIB
 from tests.helpers.written_script import WrittenScript
@@ -138,3 +142,20 @@ def test_watch_json_streams_observed_events(run: WrittenScript) -> None:
     run.end_script()
     kinds = [json.loads(line)["kind"] for line in run_cli("watch", "last", "--json")[0].splitlines()]
     assert {"observed", "metric", "steps", "memory"} <= set(kinds)
+
+
+def test_a_summary_omits_the_problems_that_were_printed_and_no_others(
+    run: WrittenScript, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hang that is over is not among the summary's problems, so positions say nothing."""
+    shown = [
+        Problem("hang-suspected", "No progress.", severity="warning"),
+        Problem("b", "B failed.", severity="warning"),
+    ]
+    writer = run.writer("supervisor")
+    for problem in (*shown, Problem("c", "C failed.", severity="warning")):
+        writer.write(events.ProblemRaised(problem=problem))
+    run.end_script()
+    print_summary(summarize(run.dir, read_run_state(run.dir, curves=True)), shown_problems=shown)
+    printed = capsys.readouterr()
+    assert "C failed." in printed.err and "B failed." not in printed.err + printed.out

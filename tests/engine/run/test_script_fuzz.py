@@ -143,7 +143,7 @@ def test_readers_survive_random_events(tmp_path: Path, capsys: pytest.CaptureFix
     summary = summarize(run.dir)
     facts = summary.facts()
     json.dumps(facts, allow_nan=False)
-    print_summary(summary, num_shown=0)
+    print_summary(summary, shown_problems=())
     print_report(summary)
     output = capsys.readouterr().out
     assert "\x1b" not in output
