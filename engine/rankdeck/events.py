@@ -416,9 +416,11 @@ class WeightDigests(Event, tag="weights"):
     """Digests of one rank's weights after `step` (0: before the first step).
 
     Entry i is the sum of the bit patterns of a part of parameter i, modulo 2**53; the step alone determines
-    which part. Ranks whose weights are equal bit by bit therefore have equal digests. `training` counts the
-    optimizers that have led one after the other. The first event of a rank in a training has no digests, but
-    the `names` and `sizes` (in elements) of the parameters, and their total `num_bytes`.
+    which part. Ranks whose weights are equal bit by bit therefore have equal digests. They are taken before
+    the next step begins; `synced_bytes` is what collectives passed in between, `rate` the learning rate.
+    `training` counts the optimizers that have led one after the other. The first event of a rank in a
+    training has no digests, but the `names` and `sizes` (in elements) of the parameters, their total
+    `num_bytes`, and `max_elements`, up to which a digest covers a parameter as a whole.
     """
 
     rank: int
@@ -428,6 +430,9 @@ class WeightDigests(Event, tag="weights"):
     names: list[str] | None = None
     sizes: list[int] | None = None
     num_bytes: int | None = None
+    rate: float | None = None
+    synced_bytes: int = 0
+    max_elements: int | None = None
 
 
 class Metrics(Event, tag="metric"):

@@ -55,6 +55,8 @@ _TENSOR_ARGUMENTS = {
 """Function -> (name, position) of the argument with this rank's data; None if there is no tensor argument."""
 PART = "collectives"
 _INIT = "init_process_group"
+_AVERAGING = "torch.distributed.algorithms.model_averaging"
+"""Module of torch whose collectives count as the script's, because it averages weights in its name."""
 _FLUSH_INTERVAL_S = 1.0
 
 
@@ -165,7 +167,8 @@ def _wrap_collective(
         # torch.compile traces the original function; the wrapper's own work must stay out of the graph.
         if is_tracing():
             return original(*args, **kwargs)
-        if PART in off or frame(1).f_globals.get("__name__", "").partition(".")[0] == "torch":
+        caller = frame(1).f_globals.get("__name__", "")
+        if PART in off or (caller.partition(".")[0] == "torch" and not caller.startswith(_AVERAGING)):
             return original(*args, **kwargs)
         beat(busy)
         start_s = clock()
@@ -178,7 +181,9 @@ def _wrap_collective(
             seconds = clock() - start_s
             try:
                 beat("script")
-                calls.add(name, passed and _passed_bytes(passed, args, kwargs), seconds)
+                num_bytes = passed and _passed_bytes(passed, args, kwargs)
+                calls.add(name, num_bytes, seconds)
+                session.synced_bytes += num_bytes or 0
             except Exception as error:
                 session.disable_part(PART, error)
 

@@ -6,7 +6,7 @@ is unknown if the gradients are shards of larger parameters, sparse, or still sc
 
 from __future__ import annotations
 
-from .readings import ScalarReader, has_active_modes
+from .readings import ScalarReader, has_active_modes, is_capturing
 from .wrappers import SHARDED_WRAPPERS
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ class GradientReader:
         ):
             return None
         # Kernels launched during a capture would become part of the script's CUDA graph.
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and is_capturing(torch):
             return None
         with torch.no_grad():
             if any(g.dtype in self._half_dtypes for g in gradients):

@@ -12,7 +12,7 @@ import sys
 import weakref
 
 from .models import list_parameters, uses_compiler
-from .readings import has_active_modes
+from .readings import has_active_modes, is_capturing
 from .weight_digests import parameter_names, plain_name
 from .wrappers import SHARDED_WRAPPERS
 
@@ -81,7 +81,8 @@ class ParameterChecks:
             return  # A closure computes the gradients inside the step.
         if not self._is_done:
             self._examine(optimizer)
-        if len(self._changed) < _NUM_UPDATES and not has_active_modes(self._torch):
+        is_possible = not has_active_modes(self._torch) and not is_capturing(self._torch)
+        if len(self._changed) < _NUM_UPDATES and is_possible:
             self._copy_some(optimizer)
 
     # Which parameters have gradients.

@@ -64,7 +64,7 @@ class ScalarReader:
         kind = tensor.device.type
         if kind == "cpu":
             return tensor.detach().item()
-        if kind != "cuda" or torch.cuda.is_current_stream_capturing():
+        if kind != "cuda" or is_capturing(torch):
             return None
         return self._start(tensor)
 
@@ -148,6 +148,11 @@ def sum_readings(readings: list[Any]) -> Any:
     if not values or any(value is None for value in values):
         return None
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def is_capturing(torch: Any) -> bool:
+    """Return whether this thread's calls are recorded into a CUDA graph, into which nothing may be added."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def has_active_modes(torch: Any) -> bool:

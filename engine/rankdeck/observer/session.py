@@ -101,6 +101,8 @@ class RankSession:
         """Time of the first batch request or the first backward (time.perf_counter)."""
         self.is_ending = False
         self.waited_s = 0.0
+        self.synced_bytes = 0
+        """Bytes passed to collectives since the last step or backward (weight_digests.py resets it)."""
         self.samples: int | None = None
         """Number of samples in all training batches whose backward has run; None if no loader is observed."""
         self.has_tracked_step = False

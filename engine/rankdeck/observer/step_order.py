@@ -9,6 +9,7 @@ and losses.py first.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 
 from .frames import drop_own_frame, script_line
@@ -29,6 +30,7 @@ _NUM_CLEARED = 4
 _NUM_CHECKED = 50
 """Number of steps whose backward calls are examined for losses that are not divided."""
 _MAX_ROOTS = 64
+_DDP = "DistributedDataParallel"
 _DIVIDING_NODES = ("DivBackward0", "MulBackward0")
 
 
@@ -76,7 +78,7 @@ class StepOrder:
             reference
             for reference in self._session.models
             if (model := reference()) is not None
-            and type(model).__name__ == "DistributedDataParallel"
+            and type(model).__name__ == _DDP
             and any(id(p) in ids for p in model.parameters())
         ]
 
@@ -142,7 +144,7 @@ class StepOrder:
                 session.report_anomaly("zeroed-before-step", line=script_line(), step=first)
         else:
             self._num_zeroed = 0
-        if self._ddps and self._num_bypassed < _NUM_IN_A_ROW:
+        if self._num_bypassed < _NUM_IN_A_ROW and session.facts.get("wrapper") == _DDP:
             self._check_bypass()
         if self._num_cleared < _NUM_CLEARED:
             self._check_cleared()
@@ -151,10 +153,13 @@ class StepOrder:
 
     def _check_bypass(self) -> None:
         """Report a wrapper whose forward has never run although its parameters are trained."""
-        ddps = [ddp for ddp in (reference() for reference in self._ddps) if ddp is not None]
+        ddps = [ddp for ddp in (ref() for ref in self._session.models) if ddp and type(ddp).__name__ == _DDP]
         # Set by the first forward, but not by compiled code.
-        has_run = any(getattr(ddp, "_lazy_init_ran", True) for ddp in ddps)
-        if has_run or uses_compiler():
+        run_ids = {id(p) for ddp in ddps if getattr(ddp, "_lazy_init_ran", True) for p in ddp.parameters()}
+        is_bypassed = any(
+            p.grad is not None and id(p) not in run_ids for ddp in ddps for p in ddp.parameters()
+        )
+        if not is_bypassed or uses_compiler():
             self._num_bypassed = _NUM_IN_A_ROW
             return
         self._num_bypassed += 1
@@ -228,9 +233,12 @@ def install(torch: Any, session: RankSession) -> None:
 def _call_before(owner: Any, name: str, before: Any) -> None:
     """Make the function `name` of a class or a module call `before` with its own arguments first."""
     original = getattr(owner, name)
+    is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return original(*args, **kwargs)
         before(*args, **kwargs)
         try:
             return original(*args, **kwargs)
@@ -238,4 +246,6 @@ def _call_before(owner: Any, name: str, before: Any) -> None:
             drop_own_frame(error)
             raise
 
+    # torch.compile traces no function of this folder, and would leave the graph of the script's step here.
+    observed.__code__ = observed.__code__.replace(co_filename=original.__code__.co_filename)
     setattr(owner, name, observed)

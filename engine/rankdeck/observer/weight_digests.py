@@ -1,10 +1,12 @@
 """Computes digests of this rank's weights, by which ranks can be compared bit by bit.
 
 A digest is the sum of a parameter's bit patterns as integers: it is exact and independent of the order of
-summation. Digests are taken before the first step, after steps 1, 2, 4, 8, ... and then after every 1000th
-step (after every step if the script is checked), and cover at most 4 million elements, so that they cost
-nearly nothing. The step number determines which part of a large parameter is covered: the part is the same
-on all ranks. Sharded parameters are left out. Read session.py first.
+summation. Digests belong to steps 1, 2, 4, 8, ... and then to every 1000th step (every step if the script is
+checked), and cover at most 4 million elements, so that they cost nearly nothing. They are taken at the start
+of the next step, after whatever the script does to the weights between two steps (local SGD averages them
+there), and also after the first few collectives of that kind. A second digest, right after the step, reveals
+changes in between. The step number determines which part of a large parameter is covered: the part is the
+same on all ranks. Sharded parameters are left out. Read session.py first.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import sys
 import weakref
 
+from .frames import script_line
 from .models import list_parameters
-from .readings import has_active_modes
+from .readings import has_active_modes, is_capturing
 from .wrappers import SHARDED_WRAPPERS
 
 TYPE_CHECKING = False
@@ -29,10 +32,17 @@ _MIN_PART = 4096
 _MAX_PARAMETERS = 4096
 _MODULUS = 1 << 53
 _MAX_INITIAL = 4
+_MIN_SYNCED_SHARE = 0.25
+"""Share of the weights' bytes that a collective between two steps passes if it averages weights."""
+
+
+def _is_due(number: int) -> bool:
+    """Check whether a digest is taken of this step, or after this many synchronizations."""
+    return not number & (number - 1) or not number % EVERY
 
 
 class WeightDigester:
-    """Takes the digests of the leading optimizer's parameters."""
+    """Takes the digests of the parameters of all optimizers, the leading optimizer's first."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -41,43 +51,124 @@ class WeightDigester:
 
     def forget(self) -> None:
         self._initial: Any = weakref.WeakKeyDictionary()
-        """Digests before the first step, by optimizer, until one of them leads."""
-        self._has_described = False
+        """Digests before the first step by parameter, by optimizer, until one of them leads."""
+        self._described: list[int] = []
+        """Ids of the parameters that the digests belong to."""
         self._training = -1
+        self._num_bytes = 0
+        self._after: list[int] | None = None
+        """Digests right after the last step, if that step is due."""
+        self._after_of: Any = None
+        """Weak reference to the optimizer of that step."""
+        self._num_synced = 0
+        """Number of times that the script has averaged weights between two steps."""
+        self._synced_bytes: int | None = None
+        """Bytes that collectives passed between the last step and the first backward after it."""
+        self._session.synced_bytes = 0
 
     def on_leader_chosen(self, _: Any) -> None:
         """Begin a new series of digests."""
-        self._has_described = False
+        self._described = []
         self._training += 1
+        self._after = None
+        self._num_synced = 0
 
     def before_first_step(self, optimizer: Any) -> None:
         """Take the digests of an optimizer that has not stepped yet."""
         if len(self._initial) < _MAX_INITIAL and self._is_possible():
-            parameters = self._parameters(optimizer)
+            parameters = self._usable(list_parameters(optimizer))
             if parameters:
-                self._initial[optimizer] = self._digests(parameters, 0)
+                ids = [id(p) for p in parameters]
+                self._initial[optimizer] = dict(zip(ids, self._digests(parameters, 0)))
+
+    def on_backward(self, _: Any) -> None:
+        """Handle the start of an outermost backward: what collectives pass after it may be gradients."""
+        if self._synced_bytes is None:
+            self._synced_bytes = self._session.synced_bytes
+
+    def before_step(self, optimizer: Any, leads: bool) -> None:
+        """Take the digests that belong to the step before this one."""
+        if not leads:
+            return
+        synced_bytes = self._synced_bytes or 0
+        is_synced = bool(self._num_bytes) and synced_bytes >= _MIN_SYNCED_SHARE * self._num_bytes
+        self._num_synced += is_synced
+        if self._after is not None or (is_synced and _is_due(self._num_synced)):
+            after, self._after = self._after, None
+            parameters = self._parameters(optimizer)
+            if self._is_possible() and [id(p) for p in parameters] == self._described:
+                step = self._session.step
+                digests = self._digests(parameters, step)
+                if after is not None and not is_synced:
+                    self._report_changes(optimizer, parameters, after, digests)
+                self._emit(step, digests, optimizer, synced_bytes if is_synced else 0)
 
     def on_step(self, optimizer: Any) -> None:
-        """Handle the end of a step of the leading optimizer."""
+        """Take digests right after a step of the leading optimizer, if the step is due."""
+        self._synced_bytes, self._session.synced_bytes = None, 0
         step = self._session.step
-        if step & (step - 1) and step % EVERY and not self._session.is_checked:
-            return
-        if not self._is_possible():
+        if not (_is_due(step) or self._session.is_checked) or not self._is_possible():
             return
         parameters = self._parameters(optimizer)
         if not parameters:
             return
-        if not self._has_described:
-            self._has_described = True
+        ids = [id(p) for p in parameters]
+        if self._described != ids:
+            if self._described:
+                self._training += 1
             self._describe(parameters)
-            initial = self._initial.get(optimizer)
-            self._initial.clear()
-            if initial is not None and self._training == 0 and self._session.first_step == 0:
-                self._emit(0, initial)
-        self._emit(step, self._digests(parameters, step))
+            self._described = ids
+            self._emit_initial(optimizer, ids)
+        self._after = self._digests(parameters, step)
+        self._after_of = weakref.ref(optimizer)
 
-    def _emit(self, step: int, digests: list[int]) -> None:
-        self._session.emit("weights", step=step, digests=digests, training=self._training)
+    def on_tick(self) -> None:
+        """Report the last digests at the end of the process, unless the script has averaged weights since."""
+        after = self._after
+        if after is None or not self._session.is_ending or self._session.synced_bytes:
+            return
+        self._after = None
+        optimizer = self._after_of()
+        if optimizer is not None:
+            self._emit(self._session.step, after, optimizer, 0)
+
+    def _emit_initial(self, optimizer: Any, ids: list[int]) -> None:
+        """Report the digests from before the first step, if they were taken of all these parameters."""
+        initial: dict[int, int] = {}
+        for digests in self._initial.values():
+            initial.update(digests)
+        self._initial.clear()
+        if self._training == 0 and self._session.first_step == 0 and all(key in initial for key in ids):
+            self._emit(0, [initial[key] for key in ids], optimizer, 0)
+
+    def _emit(self, step: int, digests: list[int], optimizer: Any, synced_bytes: int) -> None:
+        rate = optimizer.param_groups[0].get("lr")
+        self._session.emit(
+            "weights",
+            step=step,
+            digests=digests,
+            training=self._training,
+            rate=float(rate) if isinstance(rate, (int, float)) else None,
+            synced_bytes=synced_bytes,
+        )
+
+    def _report_changes(
+        self, optimizer: Any, parameters: list[Any], after: list[int], digests: list[int]
+    ) -> None:
+        """Report weights of the leading optimizer that were changed between two steps, by this rank alone."""
+        others = [other for other in (ref() for ref in self._session.optimizers) if other is not optimizer]
+        stepped = {id(p) for other in others for p in list_parameters(other)}
+        changed = [
+            p for p, old, new in zip(parameters, after, digests) if old != new and id(p) not in stepped
+        ]
+        if changed:
+            names = parameter_names(self._session)
+            self._session.report_anomaly(
+                "weights-changed",
+                names=[names.get(id(p), "a parameter") for p in changed],
+                line=script_line(),
+                parameters=len(parameters),
+            )
 
     def _is_possible(self) -> bool:
         distributed = sys.modules.get("torch.distributed")
@@ -88,15 +179,21 @@ class WeightDigester:
             and distributed.get_world_size() > 1
             and self._session.facts.get("wrapper") not in SHARDED_WRAPPERS
             and not has_active_modes(self._torch)
-            and not (self._torch.cuda.is_initialized() and self._torch.cuda.is_current_stream_capturing())
+            and not is_capturing(self._torch)
         )
 
     def _parameters(self, optimizer: Any) -> list[Any]:
-        """Return the parameters that have the same value on every rank if all goes well."""
+        """Return the parameters of all optimizers, the leading one's first."""
+        others = [other for other in (ref() for ref in self._session.optimizers) if other is not optimizer]
+        found = {id(p): p for other in (optimizer, *others) for p in list_parameters(other)}
+        return self._usable(list(found.values()))
+
+    def _usable(self, parameters: list[Any]) -> list[Any]:
+        """Return those that have the same value on every rank if all goes well."""
         kinds = self._torch.Tensor, self._torch.nn.Parameter
         return [
             parameter
-            for parameter in list_parameters(optimizer)
+            for parameter in parameters
             if type(parameter) in kinds
             and parameter.layout is self._torch.strided
             and parameter.element_size() in self._integers
@@ -112,6 +209,7 @@ class WeightDigester:
                 hook_names = [getattr(hook, "__name__", str(hook)) for hook, _ in hooks]
                 self._session.report_anomaly("comm-hook", names=hook_names)
         names = parameter_names(self._session)
+        self._num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._session.emit(
             "weights",
             step=0,
@@ -119,15 +217,21 @@ class WeightDigester:
             training=self._training,
             names=[names.get(id(p), "parameter %d" % number) for number, p in enumerate(parameters)],
             sizes=[p.numel() for p in parameters],
-            num_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            num_bytes=self._num_bytes,
+            max_elements=_max_elements(parameters),
         )
 
     def _digests(self, parameters: list[Any], step: int) -> list[int]:
-        max_elements = max(_MIN_PART, _MAX_ELEMENTS // len(parameters))
+        max_elements = _max_elements(parameters)
         with self._torch.no_grad():
             sums = [self._sum_of_bits(parameter, max_elements, step) for parameter in parameters]
-            # One transfer for all: on a GPU each would wait for the work that is queued there.
-            return [int(total) % _MODULUS for total in self._torch.stack(sums).tolist()]
+            # One transfer per device: each waits for the work that is queued there.
+            totals: dict[int, int] = {}
+            for device in {total.device for total in sums}:
+                here = [number for number, total in enumerate(sums) if total.device == device]
+                stacked = self._torch.stack([sums[number] for number in here])
+                totals.update(zip(here, stacked.tolist()))
+            return [totals[number] % _MODULUS for number in range(len(sums))]
 
     def _sum_of_bits(self, parameter: Any, max_elements: int, step: int) -> Any:
         flat = parameter.detach().view(-1)
@@ -139,6 +243,11 @@ class WeightDigester:
             flat = flat[start : start + max_elements]
         bits = flat.view(self._integers[flat.element_size()])
         return bits.sum(dtype=self._torch.int64)
+
+
+def _max_elements(parameters: list[Any]) -> int:
+    """Return how many elements of each parameter a digest covers."""
+    return max(_MIN_PART, _MAX_ELEMENTS // len(parameters))
 
 
 def parameter_names(session: RankSession) -> dict[int, str]:
@@ -163,6 +272,9 @@ def install(torch: Any, session: RankSession) -> None:
     """Take digests at steps of the leading optimizer."""
     digester = WeightDigester(torch, session)
     session.on_first_step.append(session.wrap_part(PART, digester.before_first_step))
+    session.on_backward.append(session.wrap_part(PART, digester.on_backward))
+    session.before_step.append(session.wrap_part(PART, digester.before_step))
     session.on_step.append(session.wrap_part(PART, digester.on_step))
     session.on_leader_chosen.append(session.wrap_part(PART, digester.on_leader_chosen))
+    session.on_tick.append(session.wrap_part(PART, digester.on_tick))
     session.on_fork.append(digester.forget)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankdeck import events
@@ -10,6 +10,8 @@ from rankdeck import events
 _MAX_WAITING = 64
 """Maximum number of steps for which digests of some ranks are kept until those of the others arrive."""
 _MAX_TRAININGS = 16
+_MIN_EQUAL_STEP = 4
+"""Step from which equal parameters among different ones are examined."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,8 @@ class WeightDifference:
     """The parameters that differed between ranks after `step` (0: before the first step).
 
     `names` are those that differed, of `num_parameters` that were compared. `ranks` are the ranks that
-    differed from the lowest rank. `last_equal_step` is the last compared step before it; None if there was
-    none.
+    differed from the lowest rank, `rates` the learning rates by rank. `last_equal_step` is the last compared
+    step before it; None if there was none.
     """
 
     step: int
@@ -26,6 +28,7 @@ class WeightDifference:
     num_parameters: int
     ranks: Sequence[int]
     last_equal_step: int | None
+    rates: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -37,10 +40,18 @@ class WeightComparison:
     if a script averages its weights now and then (local SGD)."""
     num_bytes: int | None = None
     """Size of the parameters."""
+    left_out_names: Sequence[str] = ()
+    """Parameters that differ although at least as many others have changed and are equal on all ranks."""
+    equal_bytes: int = 0
+    """Size of those that are equal."""
+    is_averaged_late: bool = False
+    """Whether ranks differed even after a collective between two steps that passed as many bytes as the
+    weights have: it averaged gradients that had been applied already."""
     _last_equal_step: int | None = None
     _has_become_equal: bool = False
     _described: dict[int, events.WeightDigests] = field(default_factory=dict)
-    _waiting: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    _waiting: dict[int, dict[int, events.WeightDigests]] = field(default_factory=dict)
+    _first_digests: Sequence[int] = ()
 
     def add(self, event: events.WeightDigests, num_ranks: int) -> None:
         """Add one rank's report; compare the step once all `num_ranks` ranks have reported it."""
@@ -49,14 +60,14 @@ class WeightComparison:
             self.num_bytes = event.num_bytes
             return
         by_rank = self._waiting.setdefault(event.step, {})
-        by_rank[event.rank] = event.digests
+        by_rank[event.rank] = event
         if num_ranks > 1 and len(by_rank) >= num_ranks:
             del self._waiting[event.step]
             self._compare(event.step, by_rank)
         while len(self._waiting) > _MAX_WAITING:
             del self._waiting[min(self._waiting)]
 
-    def _compare(self, step: int, by_rank: dict[int, list[int]]) -> None:
+    def _compare(self, step: int, by_rank: dict[int, events.WeightDigests]) -> None:
         described = [self._described.get(rank) for rank in by_rank]
         first = described[0]
         # Ranks that hold other parameters (stages of a pipeline, one model each) cannot be compared.
@@ -64,20 +75,53 @@ class WeightComparison:
             other is None or other.names != first.names or other.sizes != first.sizes for other in described
         ):
             return
-        lowest, names = by_rank[min(by_rank)], first.names or []
+        lowest, names = by_rank[min(by_rank)].digests, first.names or []
+        if any(len(event.digests) != len(names) for event in by_rank.values()):
+            return
         different = [
-            name
-            for number, name in enumerate(names)
-            if len({digests[number] if number < len(digests) else None for digests in by_rank.values()}) > 1
+            number
+            for number in range(len(names))
+            if len({event.digests[number] for event in by_rank.values()}) > 1
         ]
+        self._first_digests = self._first_digests or lowest
         if not different:
             self._has_become_equal |= self.difference is not None
             self.difference, self._last_equal_step = None, step
-        elif self.difference is None and not self._has_become_equal:
-            differing_ranks = sorted(rank for rank, digests in by_rank.items() if digests != lowest)
+            return
+        if self._has_become_equal:
+            return
+        synced_bytes = min(event.synced_bytes for event in by_rank.values())
+        self.is_averaged_late |= bool(self.num_bytes) and synced_bytes >= (self.num_bytes or 0)
+        self._find_averaged(step, different, lowest, first)
+        if self.difference is None:
             self.difference = WeightDifference(
-                step, different, len(names), differing_ranks, self._last_equal_step
+                step,
+                [names[number] for number in different],
+                len(names),
+                sorted(rank for rank, event in by_rank.items() if event.digests != lowest),
+                self._last_equal_step,
+                {rank: event.rate for rank, event in by_rank.items() if event.rate is not None},
             )
+
+    def _find_averaged(
+        self, step: int, different: Sequence[int], lowest: Sequence[int], described: events.WeightDigests
+    ) -> None:
+        """Find out whether the ranks differ only in some parameters after `step`."""
+        names, sizes = described.names or [], described.sizes or []
+        equal = set(range(len(names))) - set(different)
+        averaged = [
+            number
+            for number in sorted(equal)
+            # The digests of two steps cover the same part only of a small parameter.
+            if lowest[number] != self._first_digests[number]
+            and described.max_elements is not None
+            and sizes[number] <= described.max_elements
+        ]
+        if step >= _MIN_EQUAL_STEP:
+            is_some = len(averaged) >= len(different)
+            self.left_out_names = [names[number] for number in different] if is_some else []
+            equal_share = sum(sizes[number] for number in equal) / max(1, sum(sizes))
+            self.equal_bytes = round(equal_share * (self.num_bytes or 0))
 
 
 @dataclass

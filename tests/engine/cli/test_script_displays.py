@@ -148,14 +148,14 @@ def test_a_summary_omits_the_problems_that_were_printed_and_no_others(
     run: WrittenScript, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A hang that is over is not among the summary's problems, so positions say nothing."""
-    shown = [
+    printed_before = [
         Problem("hang-suspected", "No progress.", severity="warning"),
         Problem("b", "B failed.", severity="warning"),
     ]
     writer = run.writer("supervisor")
-    for problem in (*shown, Problem("c", "C failed.", severity="warning")):
+    for problem in (*printed_before, Problem("c", "C failed.", severity="warning")):
         writer.write(events.ProblemRaised(problem=problem))
     run.end_script()
-    print_summary(summarize(run.dir, read_run_state(run.dir, curves=True)), shown_problems=shown)
+    print_summary(summarize(run.dir, read_run_state(run.dir, curves=True)), shown_problems=printed_before)
     printed = capsys.readouterr()
     assert "C failed." in printed.err and "B failed." not in printed.err + printed.out

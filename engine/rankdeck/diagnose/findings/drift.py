@@ -9,7 +9,7 @@ from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.diagnose.findings.samples import DDP_WRAPPER, GROUP_OPTIONS
-from rankdeck.run.script_weights import WeightDifference
+from rankdeck.run.script_weights import WeightComparison, WeightDifference
 
 _EQUAL_HOOKS = ("allreduce_hook", "fp16_compress", "bf16_compress", "powerSGD_hook")
 """Communication hooks after which all ranks have the same gradients."""
@@ -26,12 +26,13 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
         return None
     difference = comparison.difference
     is_ddp = _is_ddp(context)
-    cause = _find_cause(context, difference)
+    cause = _find_cause(context, comparison, difference)
     # Without a cause, ranks that average their weights now and then (local SGD) would be reported.
     if cause is None and not (is_ddp and _has_equal_gradients(context)):
         return None
     # Ranks that exchange nothing may each train a model of their own.
-    if not is_ddp and not _averages_gradients(context, comparison.num_bytes):
+    is_averaged = _averages(context, comparison.num_bytes) or _leaves_out(context, comparison)
+    if not is_ddp and not is_averaged:
         return None
     text, advice, evidence = cause or _unknown_cause()
     ranks = ", ".join(map(str, difference.ranks[:8]))
@@ -79,8 +80,8 @@ def _has_equal_gradients(context: RuleContext) -> bool:
     return all(name.startswith(_EQUAL_HOOKS) for event in hooks for name in event.names)
 
 
-def _averages_gradients(context: RuleContext, num_bytes: int | None) -> bool:
-    """Check whether the script itself averages as many bytes in each step as its gradients have."""
+def _averages(context: RuleContext, num_bytes: int | None) -> bool:
+    """Check whether the script itself averages that many bytes of gradients in each step."""
     script = context.state.script
     # Tensor-parallel ranks also call all_reduce in each step, but on activations, which have another size.
     for rank, totals in script.collectives.items():
@@ -101,14 +102,21 @@ def _all_anomalies(context: RuleContext, code: str) -> list[events.Anomaly]:
 _Cause = tuple[str, str, list[Evidence]]
 
 
-def _find_cause(context: RuleContext, difference: WeightDifference) -> _Cause | None:
-    return next(
-        (cause for cause in _causes(context, difference) if cause is not None),
-        None,
-    )
+def _leaves_out(context: RuleContext, comparison: WeightComparison) -> bool:
+    """Check whether the script itself averages the gradients of some parameters, and not of others."""
+    return bool(comparison.left_out_names) and _averages(context, comparison.equal_bytes)
 
 
-def _causes(context: RuleContext, difference: WeightDifference) -> Iterator[_Cause | None]:
+def _find_cause(
+    context: RuleContext, comparison: WeightComparison, difference: WeightDifference
+) -> _Cause | None:
+    causes = _causes(context, comparison, difference)
+    return next((cause for cause in causes if cause is not None), None)
+
+
+def _causes(
+    context: RuleContext, comparison: WeightComparison, difference: WeightDifference
+) -> Iterator[_Cause | None]:
     # First, because it also explains a difference before the first step.
     yield _loaded_on_some(context, difference)
     if difference.step == 0:
@@ -123,14 +131,17 @@ def _causes(context: RuleContext, difference: WeightDifference) -> Iterator[_Cau
         )
     yield _bypassed(context)
     yield _not_reduced(context, difference)
+    yield _left_out(context, comparison)
+    yield _averaged_late(comparison)
+    yield _different_rates(difference)
+    yield _changed_outside(context, difference)
+    yield _stepped_differently(context)
 
 
 def _loaded_on_some(context: RuleContext, difference: WeightDifference) -> _Cause | None:
     since = -1 if difference.last_equal_step is None else difference.last_equal_step
     loaded = [
-        event
-        for event in _all_anomalies(context, "weights-loaded")
-        if since <= event.step < max(1, difference.step)
+        event for event in _all_anomalies(context, "weights-loaded") if since <= event.step <= difference.step
     ]
     ranks = sorted({event.rank for event in loaded})
     # Weights that all ranks load, as a resume does, are the same everywhere.
@@ -184,6 +195,101 @@ def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause |
                 phrase("optimizer.step with gradients that were not averaged, step {step}", step=first.step),
             )
         ],
+    )
+
+
+def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | None:
+    if not _leaves_out(context, comparison):
+        return None
+    return (
+        phrase("the script averages the gradients of some parameters and leaves out the others."),
+        phrase(
+            "Average the gradients of all trainable parameters between the backward pass and optimizer.step, "
+            "also of those that were added or replaced later; or let DistributedDataParallel do it."
+        ),
+        [],
+    )
+
+
+def _averaged_late(comparison: WeightComparison) -> _Cause | None:
+    if not comparison.is_averaged_late:
+        return None
+    return (
+        phrase("the script averages gradients after optimizer.step, which has used them already."),
+        phrase("Call all_reduce on the gradients after the backward pass and before optimizer.step."),
+        [],
+    )
+
+
+def _different_rates(difference: WeightDifference) -> _Cause | None:
+    by_rate = sorted((rate, rank) for rank, rate in difference.rates.items())
+    if not by_rate or by_rate[0][0] == by_rate[-1][0]:
+        return None
+    return (
+        phrase(
+            "their learning rates differ: {low:g} on rank {low_rank}, {high:g} on rank {high_rank}.",
+            low=by_rate[0][0],
+            low_rank=by_rate[0][1],
+            high=by_rate[-1][0],
+            high_rank=by_rate[-1][1],
+        ),
+        phrase(
+            "Compute the learning rate from values that are the same on all ranks: a scheduler that follows "
+            "a metric (ReduceLROnPlateau) needs the metric's average over the ranks."
+        ),
+        [],
+    )
+
+
+def _changed_outside(context: RuleContext, difference: WeightDifference) -> _Cause | None:
+    found = [event for event in _all_anomalies(context, "weights-changed") if event.step <= difference.step]
+    if not found:
+        return None
+    ranks = sorted({event.rank for event in found})
+    is_everywhere = len(ranks) == len(context.state.script.observations)
+    first = min(found, key=lambda event: event.step)
+    return (
+        phrase("weights were changed outside of optimizer.step, differently on each rank.")
+        if is_everywhere
+        else phrase("weights were changed outside of optimizer.step, on rank {rank} only.", rank=ranks[0]),
+        phrase(
+            "Make the same change on every rank (an EMA copied back, clamping, noise, re-initialising): with "
+            "the same seed, or on one rank before a broadcast of the parameters."
+        ),
+        [
+            Evidence(
+                phrase(
+                    "rank {rank}: {num} of {total} parameters changed between steps {step} and {next}",
+                    rank=first.rank,
+                    num=int(first.numbers.get("names", 0)),
+                    total=int(first.numbers.get("parameters", 0)),
+                    step=first.step,
+                    next=first.step + 1,
+                )
+            )
+        ],
+    )
+
+
+def _stepped_differently(context: RuleContext) -> _Cause | None:
+    if not context.is_over:
+        return None
+    by_count = sorted((steps.num_steps, rank) for rank, steps in context.state.script.steps_by_rank.items())
+    if not by_count or by_count[0][0] == by_count[-1][0]:
+        return None
+    return (
+        phrase(
+            "rank {few_rank} has called optimizer.step {few} times, rank {many_rank} {many} times.",
+            few=by_count[0][0],
+            few_rank=by_count[0][1],
+            many=by_count[-1][0],
+            many_rank=by_count[-1][1],
+        ),
+        phrase(
+            "Decide on all ranks together whether to step or to skip a batch: average the loss or the "
+            "gradient norm over the ranks (all_reduce) before you compare it."
+        ),
+        [],
     )
 
 
