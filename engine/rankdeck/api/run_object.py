@@ -22,9 +22,11 @@ from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingEr
 from rankdeck.base.phrases import phrase
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
+from rankdeck.diagnose.findings import problems_and_findings
 from rankdeck.launch.control import stop_if_alive, wait_for_end
+from rankdeck.run.run_state import read_run_state
 from rankdeck.run.summary import RunSummary
-from rankdeck.run.summary_builder import problems_of, summarize, verified_summary
+from rankdeck.run.summary_builder import summarize, verified_summary
 from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
 if TYPE_CHECKING:
@@ -202,8 +204,11 @@ class Run:
 
     @property
     def problems(self) -> list[Problem]:
-        """The reported problems, oldest first, each with code, message, advice, rank and severity."""
-        return problems_of(self._dir, self._arrays.refresh().state, self.outcome)
+        """The problems that the run reported and the findings about it, errors first.
+
+        Each has code, message, advice, rank, severity and evidence.
+        """
+        return problems_and_findings(self._dir, read_run_state(self._dir, curves=True))
 
     # Files.
 

@@ -247,5 +247,6 @@ def _call_before(owner: Any, name: str, before: Any) -> None:
             raise
 
     # torch.compile traces no function of this folder, and would leave the graph of the script's step here.
-    observed.__code__ = observed.__code__.replace(co_filename=original.__code__.co_filename)
-    setattr(owner, name, observed)
+    function: Any = observed
+    function.__code__ = function.__code__.replace(co_filename=original.__code__.co_filename)
+    setattr(owner, name, function)

@@ -17,6 +17,7 @@ from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, RunNotFoundError, TrainingError
 from tests.helpers.observed_run import observed_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
+from tests.helpers.written_script import WrittenScript
 
 
 @pytest.fixture
@@ -193,3 +194,17 @@ def test_logs_come_from_the_newest_attempt(written: WrittenRun) -> None:
         rankdeck.open_run("nothing-like-it", runs=written.path.parent)
     assert any("Latest runs:" in note for note in raised.value.__notes__)
     assert len(list(run.events())) == 1
+
+
+def test_the_problems_include_the_findings_about_a_script(tmp_path: Path) -> None:
+    script = WrittenScript(tmp_path / "rankdeck-runs")
+    script.start_script(1)
+    script.observe_rank(0)
+    script.write_step_line(0, 1, [1.0] * 10)
+    anomaly = events.Anomaly(rank=0, code="gradients-not-cleared", step=2, line="/w/train.py:7")
+    script.writer("rank-0").write(anomaly)
+    failed = Problem("failed", "It failed.", severity="error")
+    script.writer("supervisor").write(events.ProblemRaised(problem=failed))
+    problems = rankdeck.open_run(script.path).problems
+    assert [problem.code for problem in problems] == ["failed", "gradients-not-cleared"]
+    assert problems[1].evidence[0].location == "/w/train.py:7"
