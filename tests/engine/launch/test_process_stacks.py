@@ -16,6 +16,7 @@ from rankdeck.launch.stacks import ChildStack, RankStack, read_all_stacks
 from rankdeck.run_dir import RunDir
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.script_python import can_import
 from tests.helpers.scripts import launch_script, log, wait_for_script_end
 from tests.helpers.waiting import wait_until
 
@@ -78,6 +79,38 @@ def prepare():
     while True: time.sleep(0.1)
 prepare()
 """
+_LAUNCHES = """
+import os, subprocess, sys
+def launch():
+    ranks = [dict(os.environ, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    children = [subprocess.Popen([sys.executable, "plain.py"], env=environment) for environment in ranks]
+    for child in children: child.wait()
+launch()
+"""
+_OLD_C_LIBRARY = """
+import os, sys, time
+del os.memfd_create
+sys.modules["_rankdeck_observer.early_stacks"].current.register()
+print("there", flush=True)
+def prepare(): time.sleep(1000)
+prepare()
+"""
+_TOKENIZES = """
+import os
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch.utils.data import DataLoader
+texts = [f"row {i} has {i * 7 % 13}" for i in range(512)]
+tokenizer = Tokenizer(models.BPE())
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=120, show_progress=False))
+tokenizer.encode_batch(texts)
+def pack(rows):
+    return [encoded.ids for encoded in tokenizer.encode_batch(list(rows))]
+for rows in DataLoader(texts, batch_size=16, num_workers=1, collate_fn=pack):
+    pass
+"""
 
 
 def _ask(
@@ -108,9 +141,13 @@ def _logs(run: RunDir) -> list[str]:
 
 def test_a_script_that_imports_nothing_answers_from_its_start(tmp_path: Path) -> None:
     run = launch_script(tmp_path / "job", _SLEEPS, observe="light")
-    (rank,), children = _ask(run, lambda ranks, _: ranks and _is_in(ranks[0], "prepare"), "the stack")
+    lines = [("prepare", 5), ("<module>", 6)]
+
+    def is_asleep(ranks: list[RankStack], _: list[ChildStack]) -> bool:
+        return [[(frame.function, frame.line) for frame in rank.report.frames] for rank in ranks] == [lines]
+
+    (rank,), children = _ask(run, is_asleep, "the stack")
     assert (rank.rank, rank.skip_reason, children) == (0, None, [])
-    assert [(frame.function, frame.line) for frame in rank.report.frames] == [("prepare", 5), ("<module>", 6)]
     text = rankdeck_in_process("stacks", run.path, exit_code=0).out
     assert text.startswith(f"rank 0 ({rank.pid}): prepare (") and "train.py, line 5)" in text
     _stop(run)
@@ -160,6 +197,26 @@ def test_ranks_that_wait_to_join_answer(tmp_path: Path) -> None:
     _stop(run)
 
 
+def test_the_processes_of_a_launcher_are_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import time\ndef idles(): time.sleep(1000)\nidles()\n")
+    run = launch_script(tmp_path, _LAUNCHES, observe="light")
+    ranks, children = _ask(
+        run, lambda ranks, _: [_is_in(rank, "idles") for rank in ranks] == [True] * 2, "both ranks"
+    )
+    assert [rank.rank for rank in ranks] == [0, 1]
+    assert [(child.process.rank, _is_in(child, "launch")) for child in children] == [(None, True)]
+    output = rankdeck_in_process("stacks", run.path, exit_code=0).out
+    assert f"\nprocess ({children[0].process.pid}): launch (" in output
+    _stop(run)
+
+
+def test_a_python_of_an_old_c_library_answers_too(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _OLD_C_LIBRARY, observe="light")
+    wait_until(lambda: log(run) == b"there\n", what="the start")
+    _ask(run, lambda ranks, _: ranks and _is_in(ranks[0], "prepare"), "the stack")
+    _stop(run)
+
+
 def test_a_scripts_own_handler_is_not_called(tmp_path: Path) -> None:
     run = launch_script(tmp_path, _OWN_HANDLER, observe="light")
     wait_until(lambda: log(run) == b"there\n", deadline_s=60, what="the start")
@@ -198,4 +255,17 @@ def test_a_loader_worker_in_a_lock_is_named_in_the_warning(tmp_path: Path) -> No
     assert "It waits for 2 loader workers, which wait for a lock in pack (" in problem.message
     assert "train.py, line 7): with lock: return rows" in problem.message
     assert 'multiprocessing_context="spawn" or num_workers=0' in (problem.advice or "")
+    _stop(run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_import("tokenizers"), reason="the scripts' Python has no tokenizers")
+def test_a_tokenizer_used_before_the_fork_is_named_with_its_fix(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _TOKENIZES, observe="light")
+    (problem,) = wait_until(
+        lambda: launching.read_problems(run, "warning"), deadline_s=PHASE_WARNING_S + 40, what="a warning"
+    )
+    assert "It waits for 1 loader worker, which waits for a lock in pack (" in problem.message
+    assert "tokenizer.encode_batch(list(rows))" in problem.message
+    assert "Set TOKENIZERS_PARALLELISM=false" in (problem.advice or "")
     _stop(run)
