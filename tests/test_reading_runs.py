@@ -43,6 +43,8 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/launch/guard_start.py": "/dev/null",
     "engine/rankdeck/launch/exit_record.py": "the standard library only: writes",
     "engine/rankdeck/launch/descendants.py": "/proc",
+    "engine/rankdeck/launch/process_stacks.py": "/proc",
+    "engine/rankdeck/observer/early_stacks.py": "opens a file without a name, in memory",
     "engine/rankdeck/launch/rank_start.py": "writes logs",
     "engine/rankdeck/launch/coordinator_guard.py": "the standard library only: writes",
     "engine/rankdeck/launch/event_relay.py": "the standard library only: what its own ranks write",

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError, MachineError
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
 from rankdeck.cli import console, remote_command
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run
+from rankdeck.diagnose.child_processes import CHILD, LOADER_WORKER
 from rankdeck.diagnose.stacks import format_location
 
 if TYPE_CHECKING:
-    from rankdeck.launch.stacks import RankStack
+    from rankdeck.launch.stacks import ChildStack, RankStack
     from rankdeck.run_dir import RaceDir
 
 
@@ -109,6 +110,17 @@ _REASON_TEXTS = {
     "unheard": phrase("it has no signal handler installed"),
 }
 _NO_ANSWER_TEXT = phrase("it did not respond")
+_CHILD_TEXTS = {
+    (LOADER_WORKER, True, False): tr_noop("rank {rank}, loader worker {numbers} ({pids}): {place}"),
+    (LOADER_WORKER, True, True): tr_noop("rank {rank}, loader workers {numbers} ({pids}): {place}"),
+    (LOADER_WORKER, False, False): tr_noop("loader worker {numbers} ({pids}): {place}"),
+    (LOADER_WORKER, False, True): tr_noop("loader workers {numbers} ({pids}): {place}"),
+    (CHILD, True, False): tr_noop("rank {rank}, child process ({pids}): {place}"),
+    (CHILD, True, True): tr_noop("rank {rank}, child processes ({pids}): {place}"),
+    (CHILD, False, False): tr_noop("process ({pids}): {place}"),
+    (CHILD, False, True): tr_noop("processes ({pids}): {place}"),
+}
+"""Templates by (role, whether the rank is known, whether there are several processes)."""
 
 
 def stacks(
@@ -120,23 +132,30 @@ def stacks(
 ) -> int:
     """Show the line of code that every rank executes.
 
-    Prints the line of your own code first, and the collective that the rank waits in.
+    Prints the line of your own code first, and the collective that the rank waits in. Of a script, also
+    prints a line for each loader worker and each other Python process.
     """
     from rankdeck.launch.control import NotRunningError
-    from rankdeck.launch.stacks import read_stacks
+    from rankdeck.launch.stacks import read_all_stacks
 
     run = find_run(name)
     if not run.is_alive():
         raise NotRunningError(phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()))
-    rank_stacks = read_stacks(run)
-    if not rank_stacks:
+    rank_stacks, children = read_all_stacks(run)
+    if not rank_stacks and not children:
         raise MachineError(
             phrase("No rank of {run} has started yet.", run=run.name),
             code="no-ranks",
             advice=phrase("Try again in a moment."),
         )
     if as_json:
-        console.print_json({"run": run.name, "ranks": [_stack_to_json(stack) for stack in rank_stacks]})
+        console.print_json(
+            {
+                "run": run.name,
+                "ranks": [_stack_to_json(stack) for stack in rank_stacks],
+                "processes": [_child_to_json(stack) for stack in children],
+            }
+        )
         return 0
     for stack in rank_stacks:
         console.out().print(f"rank {stack.rank} ({stack.pid}): {_stack_text(stack)}", soft_wrap=True)
@@ -145,6 +164,10 @@ def stacks(
             continue
         for frame in stack.report.frames:
             console.out().print(f"    {frame.text()}", soft_wrap=True)
+    for group in _group_children(children, alone=threads):
+        console.out().print(str(_children_text(group)), soft_wrap=True)
+        if threads:
+            console.out().print(group[0].report.text, soft_wrap=True)
     return 0
 
 
@@ -166,6 +189,48 @@ def _stack_to_json(stack: RankStack) -> dict[str, object]:
         "frames": list(map(vars, stack.report.frames)),
         "collective": call
         and {"group": call.group, "number": call.number, "kind": call.kind, "shape": call.shape},
+        "text": stack.report.text,
+    }
+
+
+def _group_children(children: list[ChildStack], *, alone: bool) -> list[list[ChildStack]]:
+    """Return the children in groups that print the same text; groups of one if `alone`."""
+    groups: dict[tuple[object, ...], list[ChildStack]] = {}
+    for stack in children:
+        child = stack.process
+        key = child.rank, child.role, str(_child_location(stack)), child.pid if alone else None
+        groups.setdefault(key, []).append(stack)
+    return list(groups.values())
+
+
+def _children_text(group: list[ChildStack]) -> Phrase:
+    """Return a line such as 'rank 0, loader workers 0, 1 (4711, 4712): pack (train.py, line 20)'."""
+    first = group[0].process
+    template = _CHILD_TEXTS[first.role, first.rank is not None, len(group) > 1]
+    return phrase(
+        template,
+        rank=first.rank,
+        numbers=", ".join(str(stack.process.number) for stack in group),
+        pids=", ".join(str(stack.process.pid) for stack in group),
+        place=_child_location(group[0]),
+    )
+
+
+def _child_location(stack: ChildStack) -> Phrase:
+    if not stack.process.frames:
+        return _REASON_TEXTS.get(stack.skip_reason or "", _NO_ANSWER_TEXT)
+    return stack.process.location()
+
+
+def _child_to_json(stack: ChildStack) -> dict[str, object]:
+    child = stack.process
+    return {
+        "rank": child.rank,
+        "pid": child.pid,
+        "role": child.role,
+        "number": child.number,
+        "why": stack.skip_reason if child.frames or stack.skip_reason else "silent",
+        "frames": list(map(vars, child.frames)),
         "text": stack.report.text,
     }
 

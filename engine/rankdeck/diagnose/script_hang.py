@@ -5,9 +5,12 @@ The usual duration of a script's phases is unknown, so Rankdeck never ends the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.diagnose.child_processes import ChildProcess, with_children
 from rankdeck.diagnose.hang import (
     COMPUTING_CORES,
     HangState,
@@ -41,9 +44,14 @@ _EXITED_TEXTS = {
 """Texts by (whether the exited rank's location is known, whether the other ranks' locations are known)."""
 
 
-def script_hang_warning(hang_state: HangState, now_s: float, run: str) -> Problem:
+def script_hang_warning(
+    hang_state: HangState,
+    now_s: float,
+    run: str,
+    children: Mapping[int, Sequence[ChildProcess]] | None = None,
+) -> Problem:
     """Return the warning that a script hangs or has lost a rank; its advice contains the command that stops
-    `run`."""
+    `run`. `children`: each rank's loader workers and other children."""
     beats = hang_state.beats
     seconds = now_s - max(beat.at_s for beat in beats.values())
     if hang_state.exited:
@@ -66,7 +74,7 @@ def script_hang_warning(hang_state: HangState, now_s: float, run: str) -> Proble
         )
     elif (alone := working_rank(hang_state)) is not None:
         return _works_alone(hang_state, alone, seconds, run)
-    warning = hang_warning(hang_state, now_s, advice)
+    warning = with_children(hang_warning(hang_state, now_s, advice), hang_state.stacks, children or {})
     return warning if len(beats) > 1 else warning.replace_fields(rank=None)
 
 

@@ -27,6 +27,8 @@ _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
 """Function in which a thread waits -> folders of torch that contain this function. A torch built from source
 has the same folders."""
+_IMPORT_SYSTEM = "<frozen importlib"
+"""Five such frames per import hide the modules that import each other."""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -73,6 +75,7 @@ def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
         [
             Frame(match["file"], int(match["line"]), match["function"])
             for match in _FRAME.finditer(text, header.end(), end)
+            if not match["file"].startswith(_IMPORT_SYSTEM)
         ]
         for header, end in zip(heads, bounds[1:], strict=True)
     ]

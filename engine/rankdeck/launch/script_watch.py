@@ -21,13 +21,15 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
+from rankdeck.diagnose.child_processes import ChildProcess
 from rankdeck.diagnose.exceptions import advice_for, is_communication_error, match_rule, read_last_lines
 from rankdeck.diagnose.hang import COMPUTING_CORES, HangState, beat_location
 from rankdeck.diagnose.script_hang import script_hang_warning, working_rank
 from rankdeck.diagnose.tracebacks import read_failure, thread_exception_text, was_exiting
+from rankdeck.launch.process_stacks import RunProcesses, find_processes
 from rankdeck.launch.processes import is_running, is_suspended, signal_if_handled
 from rankdeck.launch.rank_process import RankProcess
-from rankdeck.launch.stacks import StackReport, request_stacks
+from rankdeck.launch.stacks import StackReport, child_stacks, request_early_stacks, request_stacks
 from rankdeck.launch.watch import Watch
 from rankdeck.run.problems import script_name
 from rankdeck.run_dir import RunDir
@@ -51,6 +53,8 @@ class ScriptWatch(Watch):
         self._config = config
         self.is_paused = False
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
+        self._processes = RunProcesses()
+        self._early_reports: dict[int, StackReport] = {}
 
     def beats(self) -> dict[int, Beat]:
         return {rank: beat._replace(is_step_complete=True) for rank, beat in super().beats().items()}
@@ -97,10 +101,15 @@ class ScriptWatch(Watch):
         return True
 
     def hang_warning(self, hang_state: HangState, now_s: float, left_s: float) -> Problem:
-        """Return the warning about a hang, which also mentions ranks that have exited."""
+        """Return the warning about a hang, which also mentions ranks that have exited, and the children for
+        which a rank waits."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
-        return script_hang_warning(replace(hang_state, exited=left), now_s, self._run.name)
+        children: dict[int, list[ChildProcess]] = {}
+        for stack in child_stacks(self._processes, self._early_reports):
+            if stack.process.rank is not None:
+                children.setdefault(stack.process.rank, []).append(stack.process)
+        return script_hang_warning(replace(hang_state, exited=left), now_s, self._run.name, children)
 
     def _pid(self, rank: int) -> int:
         """Return the pid of the process that identified itself as this rank or, if there is none, of the
@@ -132,14 +141,28 @@ class ScriptWatch(Watch):
         return cached[1]
 
     def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
-        """Ask these ranks for their stacks. Send each rank the signal that its start event specifies, but
-        only if the rank still handles that signal."""
-        senders = {}
-        for rank in ranks:
-            started = self._rank_started(rank)
-            if started is not None and started.stack_signal is not None:
-                senders[rank] = partial(signal_if_handled, started.pid, started.stack_signal)
-        return request_stacks(self._run, self._attempt, senders, with_calls=len(senders) > 1)
+        """Ask these ranks and their children for their stacks. Send each rank the signal that its start event
+        specifies, but only if the rank still handles that signal."""
+        started = {rank: event for rank in ranks if (event := self._rank_started(rank)) is not None}
+        self._processes = find_processes(
+            self._run, {event.pid: rank for rank, event in started.items() if is_running(event.pid)}
+        )
+        early = {rank: process for rank, process in self._processes.ranks.items() if rank in ranks}
+        senders = {
+            rank: partial(signal_if_handled, event.pid, event.stack_signal)
+            for rank, event in started.items()
+            if event.stack_signal is not None and rank not in early
+        }
+        reports = request_stacks(self._run, self._attempt, senders, with_calls=len(senders) > 1)
+        self._early_reports = request_early_stacks(
+            [*early.values(), *(process for _, process in self._processes.children)]
+        )
+        answered = {
+            rank: self._early_reports[process.pid]
+            for rank, process in early.items()
+            if process.pid in self._early_reports
+        }
+        return reports | answered
 
     def has_finished(self, rank: RankProcess) -> bool:
         """Check whether the rank exited with status 0, which is all that is known about the end of a user's

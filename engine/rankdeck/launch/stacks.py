@@ -5,6 +5,7 @@ Each rank receives a signal and writes its answer to log files, even from inside
     logs/rank-<r>.<attempt>.stacks    the stacks of all threads; faulthandler appends each answer
     logs/rank-<r>.<attempt>.calls     the collectives that the rank has reached; each answer replaces the file
 
+A script's process that is not a rank yet, or never becomes one, answers in memory (process_stacks.py).
 watch.py asks when a run makes no progress; `rankdeck stacks` can ask at any time.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.phrases import Phrase
+from rankdeck.diagnose.child_processes import HELPER, LOADER_WORKER, ChildProcess, role_of
 from rankdeck.diagnose.stacks import (
     CollectiveCall,
     Frame,
@@ -27,6 +29,14 @@ from rankdeck.diagnose.stacks import (
     parse_calls,
     parse_microbatch,
     parse_stack,
+)
+from rankdeck.launch.process_stacks import (
+    EarlyProcess,
+    RunProcesses,
+    find_processes,
+    has_signal,
+    loaded_packages,
+    sleeps_in_lock,
 )
 from rankdeck.launch.processes import (
     is_running,
@@ -72,21 +82,87 @@ class RankStack:
     skip_reason: str | None = None
 
 
+@dataclass(frozen=True)
+class ChildStack:
+    """The stack of a process below a rank: a loader worker, or another child."""
+
+    process: ChildProcess
+    report: StackReport = StackReport()
+    skip_reason: str | None = None
+
+
 def read_stacks(run: RunDir) -> list[RankStack]:
     """Return the stacks of all ranks that have started in the run's latest attempt."""
+    return read_all_stacks(run)[0]
+
+
+def read_all_stacks(run: RunDir) -> tuple[list[RankStack], list[ChildStack]]:
+    """Return the stacks of all ranks of the run's latest attempt, and those of a script's other processes."""
     attempt = run.next_attempt() - 1
+    is_script = run.script() is not None
     stacks, senders = {}, dict[int, Callable[[], object]]()
     for started in _started_ranks(run, attempt):
-        number = started.stack_signal
-        if run.script() is None:
-            # The ranks of a configuration all register faulthandler for it (rank_start.py).
-            number = signal.SIGUSR1
+        # The ranks of a configuration all register faulthandler for it (rank_start.py).
+        number = started.stack_signal if is_script else signal.SIGUSR1
         why = _skip_reason(run, started.pid, number)
         stacks[started.rank] = RankStack(started.rank, started.pid, skip_reason=why)
         if number is not None and why is None:
             senders[started.rank] = partial(signal_if_handled, started.pid, number)
+    living = {stack.pid: rank for rank, stack in stacks.items() if stack.skip_reason != "ended"}
+    processes = find_processes(run, living) if is_script else RunProcesses()
+    for rank, process in processes.ranks.items():
+        senders.pop(rank, None)
+        stacks[rank] = RankStack(rank, process.pid, skip_reason=_wait_reason(process.pid))
     answers = request_stacks(run, attempt, senders, with_calls=len(stacks) > 1)
-    return [replace(stack, report=answers.get(rank, stack.report)) for rank, stack in sorted(stacks.items())]
+    early = request_early_stacks([*processes.ranks.values(), *(process for _, process in processes.children)])
+    answers |= {rank: early[at.pid] for rank, at in processes.ranks.items() if at.pid in early}
+    ranks = [replace(stack, report=answers.get(rank, stack.report)) for rank, stack in sorted(stacks.items())]
+    return ranks, child_stacks(processes, early)
+
+
+def child_stacks(processes: RunProcesses, reports: Mapping[int, StackReport]) -> list[ChildStack]:
+    """Return the children by rank and role, without helper processes of Python and torch. `reports`: their
+    answers, by process id."""
+    stacks: list[ChildStack] = []
+    counts: dict[tuple[int | None, str], int] = {}
+    for rank, process in processes.children:
+        report = reports.get(process.pid, StackReport())
+        role = role_of(report.text)
+        if role == HELPER:
+            continue
+        number = counts.get((rank, role), 0)
+        counts[rank, role] = number + 1
+        is_locked = bool(report.frames) and sleeps_in_lock(process.pid)
+        child = ChildProcess(
+            pid=process.pid,
+            rank=rank,
+            role=role,
+            number=number,
+            frames=report.frames,
+            is_locked=is_locked,
+            packages=loaded_packages(process.pid) if is_locked else (),
+        )
+        why = None if report.frames else _wait_reason(process.pid)
+        stacks.append(ChildStack(child, report, why))
+    return sorted(stacks, key=_child_order)
+
+
+def _child_order(stack: ChildStack) -> tuple[bool, int, bool, int]:
+    child = stack.process
+    return child.rank is None, child.rank or 0, child.role != LOADER_WORKER, child.number
+
+
+def request_early_stacks(processes: Sequence[EarlyProcess]) -> dict[int, StackReport]:
+    """Ask processes that are not ranks for their stacks, and return the answers by process id."""
+    senders = {
+        process.pid: partial(signal_if_handled, process.pid, process.number)
+        for process in processes
+        if _wait_reason(process.pid) is None and has_signal(process)
+    }
+    logs = {(process.pid, "stacks"): process.file for process in processes if process.pid in senders}
+    before, _ = _request(logs, senders)
+    texts = {pid: _read_from(log, before[pid, "stacks"][1]) for (pid, _), log in logs.items()}
+    return {pid: StackReport(text, parse_stack(text)) for pid, text in texts.items() if text}
 
 
 def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
@@ -101,11 +177,14 @@ def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
     """Return why a rank cannot be asked for its stack; None if it can."""
     if not is_running(pid) or read_environment(pid).get("RANKDECK_RUN") != str(run.path):
         return "ended"
+    return _wait_reason(pid) or (None if number is not None else "unheard")
+
+
+def _wait_reason(pid: int) -> str | None:
+    """Return why a process would not answer now: it is suspended or in a debugger."""
     if is_traced(pid):
         return "debugger"
-    if is_suspended(pid):
-        return "suspended"
-    return None if number is not None else "unheard"
+    return "suspended" if is_suspended(pid) else None
 
 
 def rank_log(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
@@ -122,16 +201,7 @@ def request_stacks(
     """
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
     logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in senders for kind in kinds}
-    stamps = before = {key: mtime_and_size(log) for key, log in logs.items()}
-    for send in senders.values():
-        send()
-    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-    # A report is written in pieces: it is complete once it has grown and no longer grows.
-    while time.monotonic() < deadline:
-        time.sleep(_POLL_INTERVAL_S)
-        earlier, stamps = stamps, {key: mtime_and_size(log) for key, log in logs.items()}
-        if stamps == earlier and all(stamps[key] != before[key] for key in logs):
-            break
+    before, stamps = _request(logs, senders)
     reports = {}
     for rank in senders:
         text = _read_from(logs[rank, "stacks"], before[rank, "stacks"][1])
@@ -141,6 +211,23 @@ def request_stacks(
         if text or calls:
             reports[rank] = StackReport(text, parse_stack(text), calls, parse_microbatch(record))
     return reports
+
+
+def _request(
+    logs: Mapping[tuple[int, str], Path], senders: Mapping[int, Callable[[], object]]
+) -> tuple[dict[tuple[int, str], tuple[int, int]], dict[tuple[int, str], tuple[int, int]]]:
+    """Call `senders` and wait for the answers; return the time and size of each log before and afterwards."""
+    stamps = before = {key: mtime_and_size(log) for key, log in logs.items()}
+    for send in senders.values():
+        send()
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+    # A report is written in pieces: it is complete once it has grown and no longer grows.
+    while logs and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_S)
+        earlier, stamps = stamps, {key: mtime_and_size(log) for key, log in logs.items()}
+        if stamps == earlier and all(stamps[key] != before[key] for key in logs):
+            break
+    return before, stamps
 
 
 def read_calls(log: Path) -> list[CollectiveCall]:

@@ -1,9 +1,10 @@
-"""Writes the stacks of all threads of this process on demand, with faulthandler and an unused signal.
+"""Writes the stacks of all threads of a rank on demand, with faulthandler and an unused signal.
 
 faulthandler does not need the interpreter lock, so this works even in a rank that hangs in C code. The signal
 is the highest real-time signal without a handler; if a script later installs its own handler for that signal,
 the script's handler replaces ours. Soon after stacks are written, and when an error ends the script, the
-latest collectives from torch's flight recorder are written to another file in the stacks' folder.
+latest collectives from torch's flight recorder are written to another file in the stacks' folder. Read
+early_stacks.py for a process that is not a rank.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import sys
 
+from . import early_stacks
+from .early_stacks import free_signal
 from .writer import open_high_fd
 
 TYPE_CHECKING = False
@@ -30,15 +32,13 @@ _MAX_ENTRIES = 64
 def install(torch: Any, session: RankSession) -> None:
     """Register faulthandler for the signal when this process becomes a rank."""
     path, answered = "", 0
+    if early_stacks.current is not None:
+        early_stacks.current.update()
 
     def register(optimizer: Any) -> None:
         nonlocal path, answered
-        free = [
-            number
-            for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
-            if signal.getsignal(number) == signal.SIG_DFL
-        ]
-        if not free:
+        number = free_signal()
+        if number is None:
             session.disable_part("stacks", "all real-time signals are in use")
             return
         folder = os.path.join(session.run, "logs")
@@ -47,8 +47,10 @@ def install(torch: Any, session: RankSession) -> None:
         opened = open_high_fd(path + ".stacks")  # open while the process lives
         answered = os.fstat(opened).st_size
         # The signal wakes signal.pause() in a script; sleeps and reads continue.
-        faulthandler.register(free[0], file=opened, all_threads=True, chain=False)
-        session.stack_signal = free[0]
+        faulthandler.register(number, file=opened, all_threads=True, chain=False)
+        session.stack_signal = number
+        if early_stacks.current is not None:
+            early_stacks.current.close()
 
     def tell_calls() -> None:
         nonlocal answered

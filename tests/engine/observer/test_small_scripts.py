@@ -52,6 +52,35 @@ train()
 stands_still()
 os.kill(os.getpid(), signal.SIGRTMAX - 1)
 """,
+    "asks before it trains": """
+def early_file():
+    paths = ("/proc/self/fd/" + name for name in os.listdir("/proc/self/fd"))
+    links = (path for path in paths if os.path.islink(path) and "rankdeck-stacks" in os.readlink(path))
+    return next(links, None)
+def loads():
+    file = early_file()
+    os.kill(os.getpid(), signal.SIGRTMAX - 1)
+    with open(file, "rb") as opened: return opened.read().decode()
+def check(what):
+    first, rest = what.split("\\n", 1)
+    words = "rankdeck stacks %d %d %s" % (os.getpid(), signal.SIGRTMAX - 1, run)
+    assert first == words and rest.count("Current thread") == 1 and "in loads" in rest, what
+def in_child():
+    child = os.fork()
+    if child == 0:
+        check(loads())
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+check(loads())
+in_child()
+train()
+assert early_file() is None
+in_child()
+for _ in range(50):
+    if os.fork() == 0: os._exit(0)
+    os.wait()
+print(sorted(os.listdir(run + "/logs")), sorted(os.listdir(run)))
+""",
     "asks in a group": """
 os.kill(os.getpid(), signal.SIGRTMAX - 1)
 dist.barrier()
@@ -154,6 +183,16 @@ def test_stacks_are_written_on_an_unused_signal(processes: dict[str, ObservedPro
     assert isinstance(started, events.RankStarted)
     assert started.stack_signal == signal.SIGRTMAX - 2, "the highest that the script did not take"
     assert "in stands_still" in (_run_folder(done) / "logs/rank-0.0.stacks").read_text()
+
+
+def test_every_process_has_a_file_in_memory_until_it_is_a_rank(
+    processes: dict[str, ObservedProcess],
+) -> None:
+    """Before its first step, in a child of it, and in a child that it forks later; none is on disk."""
+    done = processes["asks before it trains"]
+    assert (done.status, done.stderr) == (0, "")
+    assert done.stdout == "['rank-0.0.stacks'] ['events', 'logs']\n"
+    assert (_run_folder(done) / "logs/rank-0.0.stacks").read_bytes() == b""
 
 
 def test_a_stack_request_also_writes_the_collectives(processes: dict[str, ObservedProcess]) -> None:

@@ -28,6 +28,8 @@ def _install_observer() -> None:
     sys.modules[room.__name__] = room
     __import__("_rankdeck_observer.imports")
     sys.modules["_rankdeck_observer.imports"].install_finders()
+    __import__("_rankdeck_observer.early_stacks")
+    sys.modules["_rankdeck_observer.early_stacks"].install(os.environ["RANKDECK_RUN"])
 
 
 try:
