@@ -109,8 +109,8 @@ class LabelChecks:
             return False
         if target.device == labels.device and target.data_ptr() == labels.data_ptr():
             return True
-        # A converted or copied target: its values are the labels', and no other loss has a target of its own.
-        # The targets of contrastive losses and of GANs are constants of the script; the former compare
+        # A target that was converted or copied has the labels' values, and no other loss has a target. The
+        # targets of contrastive losses and of GANs are constants of the script; the former compare
         # features with each other, the latter have two optimizers.
         if num_losses > 1 or not _has_linear_head(node) or len(self.session.optimizers) > 1:
             return False
@@ -159,6 +159,7 @@ class _Pass:
         values = labels.reshape(-1).tolist()
         if labels.is_floating_point() and any(value not in (0.0, 1.0) for value in values):
             return False
+        # The first batches of shuffled data already fail here.
         is_contiguous = self._add(values)
         if not is_contiguous:
             checks.is_done = True
@@ -202,10 +203,12 @@ class _Pass:
         if not self._is_complete or not runs:
             return
         if len(runs) == 1:
+            # A later task or loader may still have other labels, so this waits.
             checks.num_constant += 1
             if checks.num_constant >= _MAX_PASSES:
                 checks.report_constant()
             return
+        # If gradients are accumulated over the whole pass, its order makes no difference.
         num_steps = checks.session.num_outermost_steps - self._first_step
         is_large = self._num_labels >= _MIN_LABELS and self._num_batches >= _MIN_BATCHES
         num_long = sum(count * self._num_batches >= 2 * self._num_labels for _, count in runs)
@@ -230,6 +233,7 @@ class _Pass:
 
 def _loss_nodes(roots: list[Any]) -> list[Any]:
     """Return the nodes of classification losses near these roots of the graph."""
+    # Breadth first: scaling and summing of losses come before them, the model after them.
     found, waiting, num_nodes = [], [node for node in roots if node is not None], 0
     while waiting and num_nodes < _MAX_NODES:
         node = waiting.pop(0)

@@ -156,6 +156,7 @@ class _Pass:
 
     def _compare_samples(self, samples: dict[int, list[int]]) -> None:
         """Compare the samples of a whole pass."""
+        # Samples that a dataset repeats on purpose come from one worker again.
         expected = list(range(self._num_workers))
         num_repeated = sum(sorted(workers) == expected for workers in samples.values())
         if len(samples) >= _MIN_SAMPLES and num_repeated >= _MIN_REPEATED_SHARE * len(samples):

@@ -65,6 +65,7 @@ class SamplingChecks:
         if self._evaluated is not None and self._evaluated() is iterator:
             return
         self._evaluated = weakref.ref(iterator)
+        # Only the newest training set counts: the folds of a cross-validation overlap on purpose.
         if not self._trained or self._num_evaluations >= _MAX_EVALUATIONS:
             return
         self._num_evaluations += 1
@@ -185,6 +186,7 @@ def _find_generator(owner: Any, method: str, deeper: int = 1) -> tuple[str, Any]
     code, attributes = getattr(function, "__code__", None), getattr(owner, "__dict__", {})
     if code is None:
         return None
+    # One level of methods of the same class: names of other functions may be anything.
     called = [getattr(getattr(kind, name, None), "__code__", None) for name in code.co_names]
     names = {name for c in (code, *called) if c is not None for name in c.co_names}
     if names & _SEEDING_NAMES:

@@ -1,4 +1,4 @@
-"""Scripts whose batches are wrong although they train to their end are reported, their right twins are not."""
+"""Scripts that train to their end on wrong batches are reported, their right twins are not."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _STREAM.format(order=f"[*{_SPLIT}] * 2", sample="x[i], y[i]", batch=8, workers=2), set(),
     ),
     "workers draw from a stream": (
-        _STREAM.format(order="np.random.randint(0, 192, 192)", sample="x[i], y[i]", batch=8, workers=2), set(),
+        _STREAM.format(order="np.random.randint(0, 192, 192)", sample="x[i], y[i]", batch=8, workers=2),
+        set(),
     ),
     "a stream of equal samples": (
         _STREAM.format(order="range(192)", sample="torch.ones(8), y[0]", batch=8, workers=2),
@@ -136,7 +137,8 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "workers return the same": (
         "numbers = [np.random.default_rng(0)]\n"
         + _DRAWN.format(
-            rng="None", first="", sample="torch.from_numpy(numbers[0].normal(size=8)).float()", workers=2, more=""
+            rng="None", first="", sample="torch.from_numpy(numbers[0].normal(size=8)).float()",
+            workers=2, more="",
         ).replace("y[i]", "y[0]"),
         {"equal-batches-of-workers", "labels-constant"},
     ),
@@ -287,7 +289,8 @@ for fold in range(4):
         _LABELLED.format(labels="(torch.arange(192) % 50 == 7).long()", shuffle=False, epochs=2), set(),
     ),
     "lengths in order": (
-        _BINARY.format(labels="sorted_y + 5", shuffle=False, loss="F.mse_loss(net(a).sum(1), a.sum(1))"), set(),
+        _BINARY.format(labels="sorted_y + 5", shuffle=False, loss="F.mse_loss(net(a).sum(1), a.sum(1))"),
+        set(),
     ),
     "sample numbers": (
         "net = nn.Linear(8, 192)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
@@ -309,7 +312,9 @@ for epoch in range(3):
 words = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
 optimizer = torch.optim.SGD(words.parameters(), 0.1)
 tokens = torch.zeros(192, 6).long()
-train(DataLoader(TensorDataset(tokens, tokens), 8), 2, lambda a, b: F.cross_entropy(words(a).flatten(0, 1), b.flatten()))
+def loss(a, b):
+    return F.cross_entropy(words(a).flatten(0, 1), b.flatten())
+train(DataLoader(TensorDataset(tokens, tokens), 8), 2, loss)
 """,
         set(),
     ),

@@ -17,6 +17,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.diagnose.findings.samples import DDP_WRAPPER, GROUP_OPTIONS
 
+WAITING_CODES = {"rank-left", "hang", "hang-suspected", "collectives-differ"}
+"""Codes of problems whose cause may be that a rank has fewer batches than the others."""
 TORCH_SAMPLER = "torch.utils.data.distributed:DistributedSampler"
 
 
@@ -59,6 +61,7 @@ def _ranks_with_same_samples(observations: Mapping[int, events.Observed]) -> lis
         # A rank takes one share in as many as there are ranks, so no two ranks may take the same.
         if share is not None and share[0] == len(observations):
             by_share[(*share, observation.sampler.get("seed"), observation.num_samples)].append(rank)
+    # Ranks that could not read their batches are not alike.
     by_digest.pop(None, None)
     return max([*by_digest.values(), *by_share.values()], key=len, default=[])
 
@@ -127,6 +130,7 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
     shares = [_share(observation) for observation in observations.values()]
     if not all(samplers):
         return "", _SAMPLER_ADVICE
+    # DataLoader(shuffle=True) alone: equal seeds, so equal orders.
     if all(share is None for share in shares):
         return _cause_without_shares(samplers[0])
     first = shares[0]
@@ -260,7 +264,52 @@ def find_unused_shares(context: RuleContext) -> Problem | None:
     )
 
 
+def find_different_epoch_lengths(context: RuleContext) -> Problem | None:
+    """Find epochs with fewer batches on some ranks, after which the other ranks wait for them."""
+    observations = _ddp_observations(context)
+    lengths = {rank: observation.epoch_batches for rank, observation in observations.items()}
+    numbers = [number for number in lengths.values() if number is not None]
+    if len(numbers) < len(lengths) or len(set(numbers)) < 2:
+        return None
+    shortest = [rank for rank, number in lengths.items() if number == min(numbers)]
+    # With Join, or if each rank starts its loader again, epochs of any length do no harm.
+    if not any(
+        problem.code in WAITING_CODES and problem.rank in (None, *shortest)
+        for problem in context.state.problems
+    ):
+        return None
+    longest = next(rank for rank, number in lengths.items() if number == max(numbers))
+    return make_finding(
+        "epoch-lengths-differ",
+        phrase(
+            "An epoch has {fewer} batches on rank {short} and {more} on rank {long}: at the end, rank {long} "
+            "waits for gradients that never come.",
+            fewer=min(numbers),
+            short=shortest[0],
+            more=max(numbers),
+            long=longest,
+        ),
+        *(
+            context.rank_evidence(
+                rank,
+                phrase(
+                    "rank {rank}: {num} batches in the first pass over the training loader",
+                    rank=rank,
+                    num=lengths[rank] or 0,
+                ),
+            )
+            for rank in (shortest[0], longest)
+        ),
+        advice=phrase(
+            "Give each rank the same number of batches: use a DistributedSampler, stop all ranks at the "
+            "smallest number, or train inside model.join()."
+        ),
+        rank=shortest[0],
+    )
+
+
 RULES = (
+    FindingRule("epoch-lengths-differ", find_different_epoch_lengths),
     FindingRule("same-data-on-all-ranks", find_same_data_on_all_ranks),
     FindingRule("same-data-on-some-ranks", find_same_data_on_some_ranks),
     FindingRule("sampler-seeds-differ", find_different_seeds),
