@@ -104,7 +104,10 @@ class LabelChecks:
 
     def _uses(self, node: Any, labels: Any, values: list[Any], num_losses: int) -> bool:
         """Check whether the loss of this node was computed from `labels`."""
-        target = node._saved_target
+        try:
+            target = node._saved_target
+        except RuntimeError:  # An earlier backward has freed it.
+            return False
         if target.numel() != len(values):
             return False
         if target.device == labels.device and target.data_ptr() == labels.data_ptr():
@@ -238,7 +241,7 @@ def _loss_nodes(roots: list[Any]) -> list[Any]:
     while waiting and num_nodes < _MAX_NODES:
         node = waiting.pop(0)
         num_nodes += 1
-        if node.name().startswith(_LOSS_NODES) and hasattr(node, "_saved_target"):
+        if node.name().startswith(_LOSS_NODES) and hasattr(type(node), "_saved_target"):
             found.append(node)
         else:
             waiting += [following for following, _ in node.next_functions if following is not None]

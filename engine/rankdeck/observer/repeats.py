@@ -70,8 +70,11 @@ class RepeatChecks:
         if self._stepped is None or self._stepped() is not optimizer:
             self._stepped = weakref.ref(optimizer)
 
-    def report_workers(self, dataset: str, is_iterable: bool, num_workers: int, **numbers: int) -> None:
-        """Report that each worker yields the same samples."""
+    def report_workers(
+        self, dataset: str, is_iterable: bool, num_workers: int, *, groups: int = 0, samples: int = 0
+    ) -> None:
+        """Report that each worker yields the same samples, after a comparison of groups of batches or of
+        single samples."""
         if not self._has_reported_workers:
             self._has_reported_workers = True
             self.session.report_anomaly(
@@ -79,7 +82,8 @@ class RepeatChecks:
                 names=[dataset],
                 step=self.session.step,
                 workers=num_workers,
-                **numbers,
+                groups=groups,
+                samples=samples,
             )
 
     def on_order(self, dataset: str, digest: int) -> None:

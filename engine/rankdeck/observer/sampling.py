@@ -23,10 +23,13 @@ _MAX_DEPTH = 6
 _MAX_INDICES = 1 << 18
 _MAX_EVALUATIONS = 8
 """Number of evaluation loaders whose samples are compared with the training loader's."""
+_MAX_TRAINED = 3
+"""Number of training sets after which no more evaluations are examined: folds, bags and clients overlap."""
 _MAX_SHARED_SHARE = 0.95
+"""Maximum share of the evaluated samples that a faulty split has in common with the training samples."""
 _SEEDING_NAMES = {
     "seed", "manual_seed", "default_rng", "RandomState", "Random", "Generator", "get_worker_info",
-    "initial_seed", "spawn",
+    "initial_seed", "spawn", "SeedSequence", "setstate", "set_state", "set_rng_state", "fork_rng",
 }  # fmt: skip
 """Names whose use in a dataset shows that it seeds its generators itself."""
 
@@ -43,12 +46,14 @@ class SamplingChecks:
         """Weak references to the dataset and the sampler of the newest training loader."""
         self._evaluated: Any = None
         """Weak reference to the last iterator that was evaluated."""
-        self._num_evaluations = 0
+        self._num_evaluations = self._num_trained = 0
         self._has_length = False
 
     def on_training_iterator(self, iterator: Any) -> None:
         """Handle the first batch of an iterator that a backward uses."""
         is_first = not self._trained
+        if is_first or self._trained[0]() is not iterator._dataset:
+            self._num_trained += 1
         self._trained = [_reference(iterator._dataset), _reference(innermost_sampler(iterator))]
         if is_first:
             self._session.record_facts(sampler=describe_sampler(iterator))
@@ -66,7 +71,8 @@ class SamplingChecks:
             return
         self._evaluated = weakref.ref(iterator)
         # Only the newest training set counts: the folds of a cross-validation overlap on purpose.
-        if not self._trained or self._num_evaluations >= _MAX_EVALUATIONS:
+        is_examined = self._num_evaluations < _MAX_EVALUATIONS and 0 < self._num_trained <= _MAX_TRAINED
+        if not is_examined:
             return
         self._num_evaluations += 1
         dataset, sampler = (reference() for reference in self._trained)
@@ -182,7 +188,7 @@ def _find_generator(owner: Any, method: str, deeper: int = 1) -> tuple[str, Any]
     """Return (name of a random generator that the method uses, the method's code); None if it uses none, or
     seeds its generators itself."""
     kind: Any = type(owner)
-    function = getattr(kind, method, None)
+    function: Any = getattr(kind, method, None)
     code, attributes = getattr(function, "__code__", None), getattr(owner, "__dict__", {})
     if code is None:
         return None

@@ -297,6 +297,28 @@ for fold in range(4):
         + _LABELLED.format(labels="torch.arange(192)", shuffle=False, epochs=2),
         set(),
     ),
+    "domains of two loaders": (
+        """
+sources, targets = TensorDataset(x, torch.zeros(192).long()), TensorDataset(x + 1, torch.ones(192).long())
+for epoch in range(12):
+    for (a, b), (c, d) in zip(DataLoader(sources, 8), DataLoader(targets, 8)):
+        step(F.cross_entropy(net(a), b) + F.cross_entropy(net(c), d))
+""",
+        set(),
+    ),
+    "labels in a dictionary": (
+        """
+data = [{"inputs": x[i], "labels": 1} for i in range(192)]
+for epoch in range(2):
+    for batch in DataLoader(data, 8, shuffle=True):
+        step(F.cross_entropy(net(batch["inputs"]), batch["labels"], label_smoothing=0.1) / 2)
+""",
+        {"labels-constant"},
+    ),
+    "workers that persist": (
+        _STREAM.format(order=_SHUFFLED, sample="x[i], y[i]", batch=8, workers="2, persistent_workers=True"),
+        {"repeated-by-workers"},
+    ),
     "sorted, one step per epoch": (
         """
 for epoch in range(3):
@@ -338,3 +360,26 @@ def test_wrong_batches_are_reported(processes: dict[str, ObservedProcess], name:
     codes = {event.code for event in process.events_of_type(events.Anomaly)}
     assert codes - {"accumulation-not-divided"} == _CASES[name][1]  # that one alone is no finding
     assert process.disabled_parts() == {}
+
+
+def test_an_anomaly_of_batches_has_its_numbers(processes: dict[str, ObservedProcess]) -> None:
+    def first(name: str) -> events.Anomaly:
+        return processes[_key(name)].events_of_type(events.Anomaly)[0]
+
+    def numbers(name: str, *names: str) -> list[float]:
+        return [first(name).numbers[number] for number in names]
+
+    assert numbers("each worker yields all", "workers", "groups") == [2, 6]
+    assert numbers("three workers and few batches", "workers", "groups") == [3, 3]
+    assert numbers("each worker shuffles all", "workers", "samples") == [2, 192]
+    assert first("each worker yields all").names == ["Stream"]
+    copied = first("workers copy a generator")
+    line = (_START + _DRAWN[: _DRAWN.index("def __getitem__")]).count("\n") + 1
+    assert copied.names == ["self.rng", "Drawn"] and copied.line.endswith(f"generator.py:{line}")
+    assert first("workers copy a generator of a transform").names[0] == "self.rng"
+    overlap = numbers("overlapping samplers", "shared", "evaluated", "trained")
+    assert overlap == [10, 42, 160]
+    assert numbers("one class", "label", "labels", "batches") == [2, 384, 48]
+    assert numbers("sorted by class", "classes", "batches", "one_class", "iterable") == [4, 24, 24, 0]
+    assert numbers("a sorted stream", "classes", "iterable") == [4, 1]
+    assert numbers("a seed in each epoch", "passes") == [3]
