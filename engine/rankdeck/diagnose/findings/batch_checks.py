@@ -73,6 +73,7 @@ def _workers_draw_the_same(event: events.Anomaly) -> Report:
         "Create the generator in each worker, on first use or in a worker_init_fn, with the seed "
         "torch.initial_seed(), which differs by worker and by epoch."
     )
+    # The generator could not be named, as one in a closure.
     if event.code == "equal-batches-of-workers":
         return (
             phrase(

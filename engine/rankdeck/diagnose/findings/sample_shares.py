@@ -128,6 +128,7 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
     """Return (why these ranks have the same samples, the fix)."""
     samplers = [observation.sampler for observation in observations.values()]
     shares = [_share(observation) for observation in observations.values()]
+    # Runs of older versions have no facts about samplers.
     if not all(samplers):
         return "", _SAMPLER_ADVICE
     # DataLoader(shuffle=True) alone: equal seeds, so equal orders.
@@ -141,6 +142,7 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
         )
     num_shares, index = first
     if all(share == first for share in shares):
+        # A script that was written for one process, or reads the number of processes too early.
         if num_shares == 1:
             return (
                 phrase("Each sampler has num_replicas=1, so each rank takes all samples."),
@@ -208,6 +210,7 @@ def find_different_seeds(context: RuleContext) -> Problem | None:
     is_standard = all(s.get("class") == TORCH_SAMPLER and s.get("shuffle") is True for s in samplers.values())
     if not observations or not is_divided or not is_standard:
         return None
+    # Each sampler shuffles all samples and then takes its share, so the orders must be the same.
     seeds = {rank: sampler.get("seed") for rank, sampler in samplers.items()}
     first = min(seeds)
     other = next((rank for rank in seeds if seeds[rank] != seeds[first]), None)
@@ -243,6 +246,7 @@ def find_unused_shares(context: RuleContext) -> Problem | None:
     )
     if not observations or None in shares.values() or len(num_shares) != 1 or world_size != len(observations):
         return None
+    # With fewer shares than ranks, some ranks have the same samples, which the rules above find.
     num = num_shares.pop()
     if num <= len(observations):
         return None
