@@ -365,6 +365,9 @@ class Observed(Event, tag="observed"):
     alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
     the same digest train on the same samples. `same_epochs` counts the epochs with the same sample order as
     the previous epoch, as happens if the script does not call set_epoch on its shuffling DistributedSampler.
+    `sampler` describes the training loader's sampler: its `class`, and as far as it has them `num_replicas`,
+    `rank`, `shuffle` and `seed`; `iterable`: the dataset is an IterableDataset. `epoch_batches` is the number
+    of batches in the first complete pass over a training loader.
     """
 
     rank: int
@@ -385,6 +388,8 @@ class Observed(Event, tag="observed"):
     loader_workers: int | None = None
     first_batches: str | None = None
     same_epochs: int = 0
+    sampler: dict[str, Any] = msgspec.field(default_factory=dict)
+    epoch_batches: int | None = None
     batch_norms: int | None = None
     accumulate: int | None = None
     precision: str | None = None
@@ -393,7 +398,7 @@ class Observed(Event, tag="observed"):
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_depth(self.wrapper_options, self.parameter_groups)
+        check_depth(self.wrapper_options, self.parameter_groups, self.sampler)
 
 
 class Anomaly(Event, tag="anomaly"):

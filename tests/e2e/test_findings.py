@@ -38,7 +38,9 @@ data = TensorDataset(torch.randn(512, 16, generator=generator), torch.randn(512,
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)))
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-sampler = DistributedSampler(data) if sys.argv[1] == "well" else None
+sampler = DistributedSampler(data, rank=0 if sys.argv[1] == "one share" else None)
+if sys.argv[1] == "alike":
+    sampler = None
 loader = DataLoader(data, 16, sampler=sampler)
 for epoch in range(2):
     if sampler is not None:
@@ -58,6 +60,7 @@ dist.destroy_process_group()
     [
         pytest.param("well", [], id="well"),
         pytest.param("alike", ["same-data-on-all-ranks"], id="all ranks alike"),
+        pytest.param("one share", ["same-data-on-all-ranks"], id="one share for all"),
     ],
 )
 def test_equal_data_on_all_ddp_ranks_is_found(tmp_path: Path, how: str, codes: list[str]) -> None:

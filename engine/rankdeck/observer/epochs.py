@@ -43,7 +43,7 @@ class EpochTracker:
     def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
         """Handle a batch; `first_batches` collects the numbers read from the loader's first batches."""
         if len(first_batches) < _NUM_BATCHES:
-            first_batches.append(self._numbers(batch))
+            first_batches.append(numbers_of(self._tensor, batch))
         if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:
             self._has_reported = True
             if len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT:
@@ -68,21 +68,25 @@ class EpochTracker:
             self._session.record_facts(same_epochs=self._num_same_order)
         self._epochs[sampler] = sampler.epoch
 
-    def _numbers(self, batch: Any) -> list[Any]:
-        numbers: list[Any] = []
-        for tensor in list(self._tensors(batch, _MAX_DEPTH))[:_MAX_TENSORS]:
-            # Reading a tensor on a GPU would wait for the GPU.
-            if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
-                every = max(1, tensor.numel() // _MAX_NUMBERS)
-                numbers += tensor.detach().view(-1)[::every][:_MAX_NUMBERS].tolist()
-        return numbers
 
-    def _tensors(self, batch: Any, deeper: int) -> Any:
-        if isinstance(batch, self._tensor):
-            yield batch
-        elif deeper and hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
-            for key in list(batch.keys()):
-                yield from self._tensors(batch[key], deeper - 1)
-        elif deeper and isinstance(batch, (list, tuple)):
-            for item in batch[:8]:
-                yield from self._tensors(item, deeper - 1)
+def numbers_of(tensor_class: Any, batch: Any) -> list[Any]:
+    """Return a few values of a batch's first tensors, without those that are not in host memory."""
+    numbers: list[Any] = []
+    for tensor in list(tensors_of(tensor_class, batch, _MAX_DEPTH))[:_MAX_TENSORS]:
+        # Reading a tensor on a GPU would wait for the GPU.
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
+            every = max(1, tensor.numel() // _MAX_NUMBERS)
+            numbers += tensor.detach().view(-1)[::every][:_MAX_NUMBERS].tolist()
+    return numbers
+
+
+def tensors_of(tensor_class: Any, batch: Any, deeper: int = _MAX_DEPTH) -> Any:
+    """Yield the tensors of a batch, which may be nested."""
+    if isinstance(batch, tensor_class):
+        yield batch
+    elif deeper and hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
+        for key in list(batch.keys()):
+            yield from tensors_of(tensor_class, batch[key], deeper - 1)
+    elif deeper and isinstance(batch, (list, tuple)):
+        for item in batch[:8]:
+            yield from tensors_of(tensor_class, item, deeper - 1)

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 
+from . import labels, repeats, sampling
 from .epochs import PART, EpochTracker
 from .frames import drop_own_frame
 
@@ -39,14 +40,28 @@ class _LoaderIterator:
         """Whether a backward used a batch of any pass, or, for `is_trained_on_now`, of the current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
+        self.checks: Any = None
+        """(part, check) of each check of the current pass; None before its first batch."""
+        self.active_checks: list[Any] = []
+        """Those that examine the next batch."""
 
 
 class LoaderTracker:
     """Tracks all iterators in use."""
 
-    def __init__(self, torch_utils: Any, session: RankSession) -> None:
+    def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
-        self._tensor, self._grad_enabled = torch_utils
+        self._tensor, self._grad_enabled = torch.Tensor, torch.is_grad_enabled
+        self._sampling = sampling.SamplingChecks(session)
+        self._on_evaluation_batch = session.wrap_part(sampling.PART, self._sampling.on_evaluation_batch)
+        self._on_training_iterator = session.wrap_part(sampling.PART, self._sampling.on_training_iterator)
+        self._record_length = session.wrap_part(sampling.PART, self._sampling.on_epoch_end)
+        self.labels = labels.LabelChecks(torch, session)
+        self.repeats = repeats.RepeatChecks(self._tensor, session)
+        self._start_checks = [
+            (part, session.wrap_part(part, checks.start_pass))
+            for part, checks in ((labels.PART, self.labels), (repeats.PART, self.repeats))
+        ]
         self._epochs = EpochTracker(self._tensor, session)
         self._record_first_batch = session.wrap_part(PART, self._epochs.on_batch)
         self._record_epoch_end = session.wrap_part(PART, self._epochs.on_epoch_end)
@@ -61,7 +76,8 @@ class LoaderTracker:
 
     def forget(self) -> None:
         self._iterators: dict[int, _LoaderIterator] = {}
-        self._epochs.forget()
+        for checks in (self._epochs, self._sampling, self.labels, self.repeats):
+            checks.forget()
 
     def _add_iterator(self, iterator: Any) -> _LoaderIterator:
         key, feeds = id(iterator), self._iterators
@@ -73,6 +89,7 @@ class LoaderTracker:
         if not self._grad_enabled():
             if self._session.modes is not None:
                 self._on_batch_without_gradients(iterator)
+            self._on_evaluation_batch(iterator)
             return
         feed = self._iterators.get(id(iterator))
         if feed is None or feed.ref() is not iterator:
@@ -85,10 +102,23 @@ class LoaderTracker:
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
             num_samples = feed.count_samples(batch)
         self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
+        if feed.checks is None:
+            started = [(part, start(iterator)) for part, start in self._start_checks]
+            feed.checks = [(part, check) for part, check in started if check is not None]
+            feed.active_checks = feed.checks
+        if feed.active_checks:
+            self._examine(feed, batch)
         feed.pending.append(num_samples or 0)
         # More than a loader prefetches: the script uses several batches for one backward.
         if len(feed.pending) > _MAX_PREFETCHED:
             feed.takes_all_pending = True
+
+    def _examine(self, feed: _LoaderIterator, batch: Any) -> None:
+        """Pass a batch to the checks that examine it."""
+        on_batch = self._session.call_part
+        feed.active_checks = [
+            (part, check) for part, check in feed.active_checks if on_batch(part, check.on_batch, batch)
+        ]
 
     def on_exhausted(self, iterator: Any) -> None:
         """Handle the end of a pass; a pass whose batches were not followed by any backward was an
@@ -98,9 +128,14 @@ class LoaderTracker:
         feed = self._iterators.get(id(iterator))
         if feed is not None and feed.is_trained_on_now:
             self._record_epoch_end(iterator)
+            self._record_length(iterator)
+            for part, check in feed.checks or ():
+                self._session.call_part(part, check.on_pass_ended)
             feed.is_trained_on_now = False  # Persistent workers keep an iterator for the next pass.
         elif feed is not None and not feed.is_trained_on and len(feed.pending) > 1:
             feed.pending.clear()
+        if feed is not None:
+            feed.checks, feed.active_checks = None, []
 
     def on_backward(self, _: Any) -> None:
         """Take one batch from each iterator when a backward starts."""
@@ -125,6 +160,8 @@ class LoaderTracker:
     def _describe(self, feed: _LoaderIterator, num_samples: int) -> None:
         """Record facts about the data of the first training iterator."""
         iterator = feed.ref()
+        if iterator is not None:
+            self._on_training_iterator(iterator)
         dataset = getattr(iterator, "_dataset", None)
         if dataset is None or "dataset" in self._session.facts:
             return
@@ -176,7 +213,10 @@ def install(module: Any, session: RankSession) -> None:
     """Observe the iterators of DataLoader."""
     import torch
 
-    loaders = LoaderTracker((torch.Tensor, torch.is_grad_enabled), session)
+    loaders = LoaderTracker(torch, session)
+    session.on_backward.append(session.wrap_part(labels.PART, loaders.labels.on_backward))
+    session.on_tick.append(session.wrap_part(labels.PART, loaders.labels.on_tick))
+    session.before_step.append(session.wrap_part(repeats.PART, loaders.repeats.before_step))
     session.on_backward.append(session.wrap_part("samples", loaders.on_backward))
     session.on_fork.append(loaders.forget)
     base = module._BaseDataLoaderIter

@@ -187,6 +187,15 @@ class RankSession:
 
         return call
 
+    def call_part(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of a part as `wrap_part` does, without keeping the wrapped function."""
+        if part not in self.disabled_parts:
+            try:
+                return function(*args)
+            except Exception as error:
+                self.disable_part(part, error)
+        return None
+
     # The life of the session: start, ticks, forks and end.
 
     @property

@@ -185,6 +185,8 @@ class ObservedScript(msgspec.Struct, frozen=True):
     loader_workers: int | None
     first_batches: str | None
     same_epochs: int
+    sampler: dict[str, object]
+    epoch_batches: int | None
     batch_norms: int | None
     accumulate: int | None
     precision: str | None

@@ -14,7 +14,9 @@ parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 anomaly_rules.py makes rules of what a script's ranks reported
 learning.py      losses, gradients, learning rates
-samples.py       which samples each rank sees
+sample_shares.py how the ranks divide the samples among them
+batch_checks.py  labels and repeated samples in a script's batches
+samples.py       the order of samples, and how many are processed at once
 machine.py       cores, memory, and a device that uses more memory than the others
 waits.py         what steps wait for
 pace.py          a slow rank, a pipeline bubble, slow checkpoint saves, idle GPUs
@@ -29,11 +31,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import (
+    batch_checks,
     drift,
     learning,
     machine,
     pace,
     parameters,
+    sample_shares,
     samples,
     script_checks,
     waits,
@@ -62,6 +66,8 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *parameters.RULES,
     *script_checks.RULES,
     *learning.RULES,
+    *sample_shares.RULES,
+    *batch_checks.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),
     *machine.RULES,

@@ -1,4 +1,4 @@
-"""Rules about which samples each rank sees, and how many at once. Read rule_context.py first."""
+"""Rules about the order of samples, and how many are processed at once. Read rule_context.py first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ MIN_BATCH_NORM_SAMPLES = 4
 more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
 """Code of the batch-norm problem that a configured run itself reports (training/parity_notes.py)."""
+
 DDP_WRAPPER = "DistributedDataParallel"
 GROUP_OPTIONS = {"process_group", "device_mesh"}
 """Wrapper options that select a process group; ranks of different groups may share samples on purpose."""
@@ -109,46 +110,7 @@ def find_missing_set_epoch(context: RuleContext) -> Problem | None:
     )
 
 
-def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
-    """Find a script that uses DDP across all ranks although the ranks' first batches contain the same
-    numbers."""
-    script = context.state.script
-    observations = {
-        rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks
-    }
-    digests = {observation.first_batches for observation in observations.values()}
-    is_ddp = all(observation.wrapper == DDP_WRAPPER for observation in observations.values())
-    in_groups = any(
-        GROUP_OPTIONS & observation.wrapper_options.keys() for observation in observations.values()
-    )
-    if len(observations) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
-        return None
-    return make_finding(
-        "same-data-on-all-ranks",
-        phrase(
-            "All {ranks} ranks train on the same samples: together they do the work of a single rank.",
-            ranks=len(observations),
-        ),
-        *(
-            context.rank_evidence(
-                rank,
-                phrase(
-                    "rank {rank}: its first training batches have the digest {digest}",
-                    rank=rank,
-                    digest=observations[rank].first_batches,
-                ),
-            )
-            for rank in sorted(observations)[:2]
-        ),
-        advice=phrase(
-            "Pass sampler=DistributedSampler(dataset) to the DataLoader, and call the "
-            "sampler's set_epoch in each epoch."
-        ),
-    )
-
-
 RULES = (
-    FindingRule("same-data-on-all-ranks", find_same_data_on_all_ranks),
     FindingRule("set-epoch-forgotten", find_missing_set_epoch),
     FindingRule("batch-norm-tiny", find_tiny_batch_norms),
 )
