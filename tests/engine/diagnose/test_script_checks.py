@@ -206,6 +206,18 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "OneCycleLR has stepped 3 times in 300 steps",
         "after each optimizer.step()",
     ),
+    "scheduler-steps-often": (
+        "scheduler-steps-often",
+        {"names": ["LambdaLR"], "numbers": {"ratio": 2, "counter": 8, "zero": 1, "accelerate": 1}},
+        "LambdaLR steps 2 times per optimizer step: the learning rate has been 0 since step 5",
+        "accelerator.num_processes",
+    ),
+    "rate-zero": (
+        "learning-rate-zero",
+        {"names": ["PolynomialLR"], "numbers": {"ratio": 1, "counter": 4, "length": 4, "steps": 60}},
+        "has been 0 since step 5",
+        "as long as the training",
+    ),
 }  # fmt: skip
 
 

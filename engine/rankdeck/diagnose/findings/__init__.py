@@ -13,7 +13,8 @@ drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 anomaly_rules.py makes rules of what a script's ranks reported
-learning.py      losses, gradients, learning rates
+schedules.py     learning rates of 0, and schedulers that step too often
+learning.py      losses and gradients
 samples.py       which samples each rank sees
 machine.py       cores, memory, and a device that uses more memory than the others
 waits.py         what steps wait for
@@ -35,6 +36,7 @@ from rankdeck.diagnose.findings import (
     pace,
     parameters,
     samples,
+    schedules,
     script_checks,
     waits,
 )
@@ -61,6 +63,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
     *parameters.RULES,
     *script_checks.RULES,
+    *schedules.RULES,
     *learning.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),
