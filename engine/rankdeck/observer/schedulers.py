@@ -38,6 +38,8 @@ class _Schedule:
 
     def __init__(self, scheduler: Any, line: str) -> None:
         self.ref, self.line, self.name = weakref.ref(scheduler), line, type(scheduler).__name__
+        self.has_plan = self.name != "ReduceLROnPlateau"
+        """Whether the scheduler's counter determines the rate."""
         self.length: int | None = None
         self.first: tuple[int, int] | None = None
         """(counter, finished steps of the optimizer)"""
@@ -89,7 +91,7 @@ class ScheduleChecks:
         """Read the rate and the counter after a step of the leading optimizer."""
         if not self._has_looked:
             self._has_looked = True
-            self._schedule = self._find(optimizer)
+            self._schedule = self.find(optimizer)
         schedule = self._schedule
         if schedule is not None:
             self._read_counter(schedule)
@@ -101,7 +103,7 @@ class ScheduleChecks:
         if rate == 0 and self._plateau and _is_zero(optimizer, self._read_rate):
             self._check_zero()
 
-    def _find(self, optimizer: Any) -> _Schedule | None:
+    def find(self, optimizer: Any) -> _Schedule | None:
         """Return the optimizer's newest schedule: one that combines others is created after them."""
         for schedule in reversed(self._schedules):
             scheduler = schedule.ref()
@@ -230,7 +232,7 @@ def _length(scheduler: Any) -> int | None:
 
 def install(torch: Any, session: RankSession) -> None:
     """Remember every scheduler that the script creates."""
-    checks = ScheduleChecks(torch, session)
+    session.schedules = checks = ScheduleChecks(torch, session)
     base = torch.optim.lr_scheduler.LRScheduler
     construct = base.__init__
     add = session.wrap_part(PART, checks.add)

@@ -80,6 +80,10 @@ class RankSession:
         """The StepOrder; None if the order of calls is not checked."""
         self.modes: Any = None
         """The ModeChecks; None if modes are not checked."""
+        self.schedules: Any = None
+        """The ScheduleChecks; None if schedulers are not checked."""
+        self.resume: Any = None
+        """The ResumeChecks; None if loaded files are not checked."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()

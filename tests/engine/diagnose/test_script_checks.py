@@ -218,6 +218,18 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "has been 0 since step 5",
         "as long as the training",
     ),
+    "resume-without-optimizer": (
+        "resume-without-optimizer",
+        {"names": ["AdamW", "half.pt", "step"], "numbers": {"counter": 120, "saved": 0}},
+        "continues at step 120 without the optimizer's state: AdamW's moments",
+        "Save optimizer.state_dict()",
+    ),
+    "resume-without-scheduler": (
+        "resume-without-scheduler",
+        {"names": ["LambdaLR", "half.pt", "epoch"], "numbers": {"counter": 12, "saved": 1}},
+        "continues at epoch 12, but LambdaLR starts its schedule again",
+        "scheduler.load_state_dict with the scheduler's state in half.pt",
+    ),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 anomaly_rules.py makes rules of what a script's ranks reported
+resumed.py       trainings that continue from a file
 schedules.py     learning rates of 0, and schedulers that step too often
 learning.py      losses and gradients
 samples.py       which samples each rank sees
@@ -35,6 +36,7 @@ from rankdeck.diagnose.findings import (
     machine,
     pace,
     parameters,
+    resumed,
     samples,
     schedules,
     script_checks,
@@ -64,6 +66,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *parameters.RULES,
     *script_checks.RULES,
     *schedules.RULES,
+    *resumed.RULES,
     *learning.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),
