@@ -13,6 +13,7 @@ drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 anomaly_rules.py makes rules of what a script's ranks reported
+not_finite.py    a loss that becomes NaN or infinite
 resumed.py       trainings that continue from a file
 schedules.py     learning rates of 0, and schedulers that step too often
 learning.py      losses and gradients
@@ -34,6 +35,7 @@ from rankdeck.diagnose.findings import (
     drift,
     learning,
     machine,
+    not_finite,
     pace,
     parameters,
     resumed,
@@ -67,6 +69,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *script_checks.RULES,
     *schedules.RULES,
     *resumed.RULES,
+    *not_finite.RULES,
     *learning.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),

@@ -81,57 +81,6 @@ def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindo
     return None if early is None or late is None else (early, late)
 
 
-def find_loss_not_finite(context: RuleContext) -> Problem | None:
-    """Find a user script whose loss became NaN or infinite; a configured run ends with this problem."""
-    script = context.state.script
-    step = script.first_nonfinite_step
-    if step is None or context.attempt is None:
-        return None
-    rank = min(rank for rank, observation in script.observations.items() if observation.not_finite == step)
-    undivided = script.anomalies.get("accumulation-not-divided", {}).get(rank)
-    backwards = int(undivided[0].numbers.get("backwards", 0)) if undivided else 0
-    steps, table = context.attempt.table.column("step"), context.attempt.table
-    before = {
-        name: next(
-            (float(value) for value in table.column(name)[steps < step][::-1] if math.isfinite(value)), None
-        )
-        for name in ("loss", "lr", "grad_norm")
-    }
-    values = [
-        phrase("{name} {value:.4g}", name=label, value=value)
-        for name, label in (
-            ("loss", phrase("loss")),
-            ("lr", phrase("learning rate")),
-            ("grad_norm", phrase("gradient norm")),
-        )
-        if (value := before[name]) is not None
-    ]
-    if backwards > 1:
-        advice = phrase(
-            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so it is {n} times "
-            "as large as with their mean.",
-            n=backwards,
-        )
-    elif step == 1:
-        advice = phrase("Check the batch, the model's outputs and the loss before the first update.")
-    else:
-        advice = phrase(
-            "Lower the learning rate, clip the gradients (torch.nn.utils.clip_grad_norm_), or warm the rate "
-            "up. torch.autograd.set_detect_anomaly(True) names the operation whose gradient is NaN."
-        )
-    return make_finding(
-        "loss-not-finite",
-        phrase(
-            "The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank
-        ),
-        context.rank_evidence(rank, phrase("just before: {values}", values=", ".join(values)))
-        if values
-        else None,
-        advice=advice,
-        rank=rank,
-    )
-
-
 def find_loss_not_falling(context: RuleContext) -> Problem | None:
     """Find a loss whose mean over the last tenth of the steps is no lower than over the first tenth.
 
@@ -319,7 +268,6 @@ def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, i
 
 
 RULES = (
-    FindingRule("loss-not-finite", find_loss_not_finite),
     FindingRule("no-gradient", find_no_gradient),
     FindingRule("gradient-overflow", find_gradient_overflow),
     FindingRule("loss-exploding", find_loss_exploding),
