@@ -79,7 +79,7 @@ class LoaderTracker:
         if feed is None or feed.ref() is not iterator:
             feed = self._add_iterator(iterator)
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
-        if self._session.finite is not None and self._session.is_step_sampled:
+        if self._session.finite is not None:
             self._on_batch(batch)
         self._session.waited_s += seconds
         try:

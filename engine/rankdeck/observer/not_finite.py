@@ -1,10 +1,10 @@
 """Examines once what is not finite when a loss or a gradient norm is NaN or infinite.
 
-Weights, buffers, gradients and the last batch are examined before the step whose loss was read; on a GPU,
-where a reading arrives later, before the next sampled step. Under full observation, a hook checks the outputs
-of all modules, so that the first module of the step is known, except in steps whose memory is tracked. Steps
-that a gradient scaler skips never get here, because it does not call the optimizer. Read losses.py and
-gradients.py first.
+Weights, buffers, gradients and the last batch are examined before the step whose loss was read: on a CPU any
+step, on a GPU, where a reading arrives later, the next sampled step. Under full observation, a hook checks
+the outputs of all modules, so that the first module of the step is known, except in steps whose memory is
+tracked. Steps that a gradient scaler skips never get here, because it does not call the optimizer. Read
+losses.py and gradients.py first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import weakref
 
 from .frames import drop_own_frame
 from .models import list_parameters, uses_compiler
-from .readings import PENDING, UnreadScalar, has_active_modes, read_value
+from .readings import PENDING, PendingScalar, UnreadScalar, has_active_modes, read_value
 from .weight_digests import parameter_names, plain_name
 
 TYPE_CHECKING = False
@@ -63,15 +63,15 @@ class FiniteChecks:
         """Examine the losses of a step, and before that what has arrived of an earlier step."""
         session = self._session
         losses = session.losses
-        is_read = session.is_step_sampled or self._sees_all_steps
-        if self._is_done or losses is None or not is_read or not (leads or not session.step):
+        if self._is_done or losses is None or not (leads or not session.step):
             return
-        self._check(optimizer)
         readings = losses.readings
-        if any(isinstance(reading, UnreadScalar) for reading in readings):
-            readings = [
-                reading.read() if isinstance(reading, UnreadScalar) else reading for reading in readings
-            ]
+        if not session.is_step_sampled:
+            for reading in readings:
+                if not isinstance(reading, UnreadScalar) or not (self._sees_all_steps or reading.is_on_cpu):
+                    return
+            readings = [reading.read() for reading in readings]
+        self._check(optimizer)
         self._readings, self._num_losses, self._step = list(readings), len(readings), session.step + 1
         self._check(optimizer)
 
@@ -88,7 +88,7 @@ class FiniteChecks:
                 continue
             if not has_active_modes(self._torch) and not self._is_capturing():
                 self._is_done = True
-                self._report(optimizer, number < self._num_losses)
+                self._report(optimizer, number < self._num_losses, not isinstance(reading, PendingScalar))
                 self.stop()
             return
 
@@ -96,7 +96,7 @@ class FiniteChecks:
         cuda = self._torch.cuda
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
-    def _report(self, optimizer: Any, is_loss: bool) -> None:
+    def _report(self, optimizer: Any, is_loss: bool, is_exact: bool) -> None:
         session = self._session
         names = parameter_names(session)
         parameters = list_parameters(optimizer)
@@ -128,6 +128,7 @@ class FiniteChecks:
             names=first or weights or buffers or gradients[::-1],
             step=self._step,
             loss=float(is_loss),
+            exact=float(is_exact),
             weights=len(weights),
             gradients=len(gradients),
             buffers=len(buffers),

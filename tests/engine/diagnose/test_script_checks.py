@@ -283,6 +283,7 @@ def test_a_script_whose_loss_becomes_nan_is_found(tmp_path: Path, divided: bool)
     ("names", "numbers", "evidence", "advice"),
     [
         (["head (Head)"], {"loss": 1, "module": 2}, "step 4 is that of head (Head)", "log(0)"),
+        (["body"], {"loss": 1, "module": 1}, "whose input is not finite either", "Find the sample"),
         ([], {"loss": 1, "batch": 1}, "loaded last before step 4 contains NaN", "Find the sample"),
         (["a", "b"], {"gradients": 2, "names": 2}, "nearest to the loss: a, b", "epsilon"),
         (["a"], {"loss": 1, "weights": 1, "parameters": 6, "examined": 5}, "of step 5, 1 of 6", "Lower"),

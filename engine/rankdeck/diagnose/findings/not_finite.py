@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from rankdeck import events
-from rankdeck.base.errors import Evidence, Problem
+from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.diagnose.findings.anomaly_rules import list_names, number_of
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
@@ -22,25 +22,33 @@ def find_loss_not_finite(context: RuleContext) -> Problem | None:
     if step is None or context.attempt is None:
         return None
     rank = min(rank for rank, observation in script.observations.items() if observation.not_finite == step)
+    examined = [event for events_ in script.anomalies.get("not-finite", {}).values() for event in events_]
+    event = min(examined, key=lambda event: (event.step, event.rank), default=None)
+    # The observer records losses of sampled steps, but on a CPU it reads all of them.
+    if event is not None and event.numbers.get("loss") and event.step <= step:
+        step, rank = event.step, event.rank
     undivided = script.anomalies.get("accumulation-not-divided", {}).get(rank)
-    examined = script.anomalies.get("not-finite", {}).get(rank)
-    event = examined[0] if examined else None
+    last, values = _values_before(context, step, event)
+    is_exact = last >= step - 1 or (event is not None and event.numbers.get("exact"))
     return make_finding(
         "loss-not-finite",
-        phrase(
-            "The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank
+        phrase("The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank)
+        if is_exact
+        else phrase(
+            "The loss is NaN or infinite since a step from {since} to {step}, first on rank {rank}.",
+            since=last + 1,
+            step=step,
+            rank=rank,
         ),
-        None if event is None else context.rank_evidence(rank, _describe(event)),
-        _values_before(context, rank, step, event),
+        None if event is None else context.rank_evidence(event.rank, _describe(event)),
+        context.rank_evidence(rank, values) if values else None,
         advice=_advise(step, int(undivided[0].numbers.get("backwards", 0)) if undivided else 0, event),
         rank=rank,
     )
 
 
-def _values_before(
-    context: RuleContext, rank: int, step: int, event: events.Anomaly | None
-) -> Evidence | None:
-    """Return the last loss, rate and norm that were recorded before `step`, and the scaler's scale."""
+def _values_before(context: RuleContext, step: int, event: events.Anomaly | None) -> tuple[int, str]:
+    """Return the last step before `step` with a finite loss, rate or norm, and these values as text."""
     assert context.attempt is not None
     table = context.attempt.table
     steps = table.column("step")
@@ -60,23 +68,25 @@ def _values_before(
     if event is not None and "scale" in event.numbers:
         scale = event.numbers["scale"]
         values.append(phrase("{name} {value:.4g}", name=phrase("gradient scaler's scale"), value=scale))
-    if not values:
-        return None
     text = ", ".join(values)
-    # A script's losses are read in some of its steps only.
-    return context.rank_evidence(
-        rank,
-        phrase("just before: {values}", values=text)
-        if last >= step - 1
-        else phrase("last values, read in step {step}: {values}", step=last, values=text),
-    )
+    # A script's losses are recorded in some of its steps only.
+    if not text or last >= step - 1:
+        return last, phrase("just before: {values}", values=text) if text else ""
+    return last, phrase("last values, recorded in step {step}: {values}", step=last, values=text)
 
 
 def _describe(event: events.Anomaly) -> str:
     """Describe what was not finite."""
     weights, total = number_of(event, "weights"), number_of(event, "parameters")
     names, step = list_names(event), event.step
-    if event.numbers.get("module"):
+    if event.numbers.get("module") == 1 and not event.numbers.get("batch"):
+        return phrase(
+            "the first output that is not finite in step {step} is that of {name}, whose input is not finite "
+            "either",
+            step=step,
+            name=names,
+        )
+    if event.numbers.get("module") and not event.numbers.get("batch"):
         return phrase(
             "the first output that is not finite in step {step} is that of {name}", step=step, name=names
         )
@@ -117,7 +127,7 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
             "as large as with their mean.",
             n=backwards,
         )
-    if numbers.get("batch"):
+    if numbers.get("batch") or numbers.get("module") == 1:
         return phrase("Find the sample and repair or leave it out: torch.isfinite(batch).all() tells.")
     if numbers and not numbers.get("loss"):
         return phrase(
