@@ -37,9 +37,11 @@ saved = torch.load("{file}.pt")
 net.load_state_dict(saved["model"])
 """
 _STEPS = "for step in range(saved['step'], saved['step'] + 30): train()"
+# After the first 20 steps, only some steps are sampled, so an epoch must last.
 _EPOCHS = """
-for epoch in range(saved["epoch"] + 1, 9):
-    for _ in range(20): train()
+import time
+for epoch in range(saved["epoch"] + 1, 10):
+    for _ in range(20): train(); time.sleep(0.06)
 """
 _IN_FUNCTION = """
 def main():
@@ -88,7 +90,7 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         {"resume-without-optimizer"},
     ),
     "the optimizer, the scheduler set in each epoch": (
-        _WHOLE + _OPTIMIZER + _EPOCHS.replace("train()", "train()\n    plan.step(epoch)"), set(),
+        _WHOLE + _OPTIMIZER + _EPOCHS + "    plan.step(epoch)\n", set(),
     ),
     "both": (_WHOLE + _OPTIMIZER + _PLAN + _STEPS, set()),
     "the optimizer, the scheduler by hand": (_WHOLE + _OPTIMIZER + _FORWARD + _STEPS, set()),
