@@ -427,6 +427,15 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "keep parameters in fp32."
         ),
     ),
+    FailureRule(
+        "schedule-too-short",
+        r"Tried to step (?P<steps>\d+) times\. The specified number of total steps is (?P<total>\d+)",
+        meaning=tr_noop("The learning-rate schedule has {total} steps, but the training has more."),
+        advice=tr_noop(
+            "Make the schedule as long as the training: total_steps=epochs * len(loader), or epochs=epochs "
+            "and steps_per_epoch=len(loader). len(loader) counts the last, smaller batch too."
+        ),
+    ),
     # Data
     FailureRule(
         "ragged-samples",

@@ -8,6 +8,7 @@ import sysconfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -26,14 +27,19 @@ def drop_own_frame(error: BaseException) -> None:
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
 
 
-def script_line() -> str:
-    """Return "file:line" of the innermost running frame of the user's own code; "" if there is none."""
+def script_frames() -> Iterator[Any]:
+    """Yield the running frames of the user's own code, innermost first."""
     frame: Any = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
             break
-        file = frame.f_code.co_filename
-        if not file.startswith((_OWN_FOLDER, *_LIBRARY_FOLDERS, "<")):
-            return "%s:%d" % (file, frame.f_lineno)
+        if not frame.f_code.co_filename.startswith((_OWN_FOLDER, *_LIBRARY_FOLDERS, "<")):
+            yield frame
         frame = frame.f_back
+
+
+def script_line() -> str:
+    """Return "file:line" of the innermost running frame of the user's own code; "" if there is none."""
+    for frame in script_frames():
+        return "%s:%d" % (frame.f_code.co_filename, frame.f_lineno)
     return ""

@@ -111,6 +111,7 @@ def _wrap_step(scaler: Any, session: RankSession, skipped: SkippedSteps) -> None
     @functools.wraps(step)
     def observed(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         fired = session.num_outermost_steps
+        session.scaler = weakref.ref(self)
         try:
             result = step(self, optimizer, *args, **kwargs)
         except BaseException as error:

@@ -27,6 +27,8 @@ class LoadedWeights:
     def on_loaded(self, module: Any, state: Any, result: Any, strict: bool) -> None:
         """Handle a call that returned `result`, its missing and unexpected keys."""
         session = self._session
+        if session.resume is not None and not session.step:
+            session.resume.on_weights_loaded(module, state)
         # Whether the ranks differ afterwards is for their digests to say.
         if session.step and any(_contains(reference(), module) for reference in session.models):
             line = script_line()

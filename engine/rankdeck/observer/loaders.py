@@ -69,6 +69,7 @@ class LoaderTracker:
         self._on_batch_without_gradients = session.wrap_part(
             "modes", lambda iterator: session.modes.on_batch_without_gradients(iterator)
         )
+        self._on_batch = session.wrap_part("finite", lambda batch: session.finite.on_batch(batch))
         self._on_pass_ended = session.wrap_part(
             "modes", lambda iterator: session.modes.on_pass_ended(iterator)
         )
@@ -95,6 +96,8 @@ class LoaderTracker:
         if feed is None or feed.ref() is not iterator:
             feed = self._add_iterator(iterator)
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
+        if self._session.finite is not None:
+            self._on_batch(batch)
         self._session.waited_s += seconds
         try:
             num_samples = feed.count_samples(batch)

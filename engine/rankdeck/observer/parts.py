@@ -47,6 +47,8 @@ PARTS = (
     ("torch", "modes", "mode_checks", "install"),
     ("torch", "loaded", "loaded_weights", "install"),
     ("torch", "schedule", "schedulers", "install"),
+    ("torch", "resume", "resumed_training", "install"),
+    ("torch", "finite", "not_finite", "install"),
     ("torch.amp.grad_scaler", "scaler", "grad_scaler", "install"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "grad_scaler", "install_sharded"),
     ("torch.utils.data.dataloader", "samples", "loaders", "install"),

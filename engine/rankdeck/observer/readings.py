@@ -95,6 +95,11 @@ class UnreadScalar:
         self._reader, self._tensor = scalars, tensor
         self._version = tensor._version
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether reading it waits for nothing."""
+        return bool(self._tensor.device.type == "cpu")
+
     def read(self) -> Reading:
         """Return the value; None if the tensor has changed since this object was created."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)

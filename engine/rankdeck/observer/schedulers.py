@@ -1,15 +1,19 @@
-"""Counts how often a learning-rate scheduler has stepped, compared with its optimizer.
+"""Compares a learning-rate scheduler with its optimizer, and finds a learning rate that reached 0.
 
-Schedulers are found when they are created; their counters are read at the first sampled step after a few
-steps, and at the end. Nothing is called in between. Read steps.py first.
+Schedulers are found when they are created. After each step of the leading optimizer, the rate of its first
+group and the counter of its scheduler are read; nothing is called. A rate of 0 counts only if a decay led to
+it, in all groups, and if it lasts: a warm-up starts at 0, a frozen part is set to 0 at once, and a cyclic
+schedule soon leaves 0. Read steps.py first.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 
-from .frames import drop_own_frame
+from .frames import drop_own_frame, script_line
+from .readings import has_active_modes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,75 +22,203 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 PART = "schedule"
-_NUM_STEPS = 20
-"""Number of steps over which a scheduler's steps are counted."""
+_MIN_STEPS = 20
+"""Minimum number of steps for a judgement, and of steps at a rate of 0."""
+_MIN_ZERO_SHARE = 0.1
+"""Minimum share of the steps that had a rate of 0: a schedule may be over shortly before the training is."""
+_MAX_LAST_SHARE = 0.5
+"""Maximum of the last rate before 0, as a share of the highest: a rate set from its maximum to 0 is meant."""
+_MIN_INTERVAL, _MIN_LENGTH, _MAX_EPOCHS = 100, 10_000, 1000
+"""While a script runs: least steps per epoch and least length of a schedule that cannot be in epochs, and the
+maximum number of epochs that such a length in steps makes."""
 
 
-class SchedulerCounts:
-    """The schedulers of the leading optimizer."""
+class _Schedule:
+    """A scheduler with the line that created it, and its counter at the first step that was observed."""
 
-    def __init__(self, session: RankSession) -> None:
-        self._session = session
+    def __init__(self, scheduler: Any, line: str) -> None:
+        self.ref, self.line, self.name = weakref.ref(scheduler), line, type(scheduler).__name__
+        self.has_plan = self.name != "ReduceLROnPlateau"
+        """Whether the scheduler's counter determines the rate."""
+        self.length: int | None = None
+        self.first: tuple[int, int] | None = None
+        """(counter, finished steps of the optimizer)"""
+        self.changed: tuple[int, int] | None = None
+        """The same when the counter last changed."""
+        self.interval = 0
+        """Number of steps between the last two changes."""
+
+    def read_counter(self) -> int | None:
+        """Return the scheduler's counter, and the last one that was read if the scheduler is gone."""
+        counter = getattr(self.ref(), "last_epoch", None)
+        if isinstance(counter, int):
+            return counter
+        return self.changed[0] if self.changed is not None else None
+
+
+class ScheduleChecks:
+    """The schedulers of the leading optimizer and its learning rate."""
+
+    def __init__(self, torch: Any, session: RankSession) -> None:
+        self._torch, self._session = torch, session
         self.forget()
 
     def forget(self) -> None:
-        self._schedulers: list[Any] = []
-        self._since: dict[int, tuple[int, int]] = {}
-        """(scheduler's counter, optimizer's steps) where counting began, by the scheduler's id."""
+        self._schedules: list[_Schedule] = []
+        self.on_leader_chosen(None)
+
+    def on_leader_chosen(self, _: Any) -> None:
+        """Start over with another optimizer."""
+        self._schedule: _Schedule | None = None
+        self._has_looked = False
+        self._rate: Any = None
+        self._highest = 0.0
+        self._rate_since = 0
+        """Number of the first step at the current rate."""
+        self._plateau = 0
+        """Number of steps at the last rate before 0."""
+        self._zero_counter: int | None = None
+        """Counter of the scheduler in the first step at a rate of 0."""
+        self._is_done = False
 
     def add(self, scheduler: Any) -> None:
         """Remember a new scheduler."""
-        self._schedulers = [ref for ref in self._schedulers if ref() is not None]
-        self._schedulers.append(weakref.ref(scheduler))
+        self._schedules = [schedule for schedule in self._schedules if schedule.ref() is not None]
+        self._schedules.append(_Schedule(scheduler, script_line()))
+        self._has_looked = False
 
-    def on_sampled_step(self, optimizer: Any) -> None:
-        """Read the counters of the leading optimizer's schedulers after a sampled step."""
-        session = self._session
-        for reference in self._schedulers:
-            scheduler = reference()
-            if scheduler is None or not _schedules(scheduler, optimizer):
-                continue
-            epoch = int(scheduler.last_epoch)
-            if id(scheduler) not in self._since:
-                self._since[id(scheduler)] = epoch, session.step
-                continue
-            first_epoch, first_step = self._since[id(scheduler)]
-            steps, epochs = session.step - first_step, epoch - first_epoch
-            if steps < _NUM_STEPS or first_step < 0:
-                continue
-            self._since[id(scheduler)] = epoch, -1
-            if epochs >= 2 * steps and epochs % steps == 0:
-                session.report_anomaly(
-                    "scheduler-steps-often",
-                    names=[type(scheduler).__name__],
-                    step=first_step + 1,
-                    ratio=epochs // steps,
-                )
+    def on_step(self, optimizer: Any) -> None:
+        """Read the rate and the counter after a step of the leading optimizer."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._schedule = self.find(optimizer)
+        schedule = self._schedule
+        if schedule is not None:
+            self._read_counter(schedule)
+        if self._is_done:
+            return
+        rate = self._read_rate(optimizer.param_groups[0])
+        if rate != self._rate:
+            self._on_change(rate)
+        if rate == 0 and self._plateau and _is_zero(optimizer, self._read_rate):
+            self._check_zero()
+
+    def find(self, optimizer: Any) -> _Schedule | None:
+        """Return the optimizer's newest schedule: one that combines others is created after them."""
+        for schedule in reversed(self._schedules):
+            scheduler = schedule.ref()
+            if scheduler is not None and getattr(scheduler, "optimizer", None) is optimizer:
+                return schedule
+        return None
+
+    def _read_counter(self, schedule: _Schedule) -> None:
+        counter, step = schedule.read_counter(), self._session.step
+        if counter is None:
+            return
+        if schedule.first is None or schedule.changed is None:
+            schedule.first = schedule.changed = counter, step
+            schedule.length = _length(schedule.ref())
+        elif counter != schedule.changed[0]:
+            schedule.interval = step - schedule.changed[1]
+            schedule.changed = counter, step
+
+    def _read_rate(self, group: Any) -> float | None:
+        rate = group.get("lr")
+        if isinstance(rate, (int, float)):
+            return rate
+        # Reading a tensor on a GPU would wait for the GPU.
+        is_plain = type(rate) is self._torch.Tensor and rate.device.type == "cpu" and rate.numel() == 1
+        return float(rate) if is_plain and not has_active_modes(self._torch) else None
+
+    def _on_change(self, rate: float | None) -> None:
+        step, before = self._session.step, self._rate
+        self._plateau = 0
+        if rate == 0 and before and before <= _MAX_LAST_SHARE * self._highest:
+            self._plateau = step - self._rate_since
+            schedule = self._schedule
+            self._zero_counter = schedule.changed[0] if schedule is not None and schedule.changed else None
+        self._rate, self._rate_since = rate, step
+        self._highest = max(self._highest, rate or 0.0)
+
+    def _check_zero(self) -> None:
+        """Report a rate that has been 0 for long, and what led to it."""
+        session, since = self._session, self._rate_since
+        num = session.step - since + 1
+        done = session.step - session.first_step
+        # A schedule that is stepped once per epoch stays at each rate, so 0 must last longer than the others.
+        if num < max(_MIN_STEPS, _MIN_ZERO_SHARE * done, 2 * self._plateau):
+            return
+        self._is_done = True
+        schedule = self._schedule
+        ratio = self._ratio(self._zero_counter, since)
+        if schedule is None or ratio is None:
+            session.report_anomaly("rate-zero", step=since, steps=session.step)
+            return
+        is_often = ratio > 1 and ratio == round(ratio)
+        self._report("scheduler-steps-often" if is_often else "rate-zero", since, ratio, 1.0)
+
+    def _ratio(self, counter: int | None, step: int) -> float | None:
+        """Return the scheduler's steps per step of the optimizer, up to its `counter` in `step`; rounded if
+        that is nearly an integer."""
+        schedule = self._schedule
+        if schedule is None or schedule.first is None or counter is None:
+            return None
+        first_counter, first_step = schedule.first
+        ratio = (counter - first_counter) / max(1, step - first_step)
+        return float(round(ratio)) if abs(ratio - round(ratio)) <= 0.02 * ratio else ratio
+
+    def _report(self, code: str, step: int, ratio: float, is_zero: float) -> None:
+        session, schedule = self._session, self._schedule
+        assert schedule is not None
+        is_per_process = "accelerate.scheduler" in sys.modules and ratio == session.world_size
+        session.report_anomaly(
+            code,
+            names=[schedule.name],
+            step=step,
+            line=schedule.line,
+            ratio=ratio,
+            counter=self._zero_counter or 0,
+            length=schedule.length or 0,
+            steps=session.step,
+            zero=is_zero,
+            accelerate=float(ratio > 1 and is_per_process),
+        )
 
     def on_tick(self) -> None:
-        """Compare the counters at the end of the process."""
-        if not self._session.is_ending:
+        """Find a schedule in steps that is stepped once per epoch, and at the end one that was over early."""
+        schedule, session = self._schedule, self._session
+        num_steps = session.step - session.first_step
+        if schedule is None or schedule.length is None or num_steps < _MIN_STEPS:
             return
-        num_steps = self._session.step - self._session.first_step
-        for reference in self._schedulers:
-            scheduler = reference()
-            total = _length(scheduler) if scheduler is not None else None
-            if total is None or num_steps < _NUM_STEPS:
-                continue
-            epoch = int(scheduler.last_epoch)
-            # Stepped once per pass, although its length is that of the training in steps.
-            if 0 < epoch * 4 <= num_steps and num_steps <= 2 * total and total <= 2 * num_steps:
-                self._session.report_anomaly(
-                    "scheduler-steps-rarely",
-                    names=[type(scheduler).__name__],
-                    scheduled=total,
-                    done=epoch,
-                    steps=num_steps,
-                )
+        counter, length, interval = schedule.read_counter() or 0, schedule.length, schedule.interval
+        is_rare = 0 < counter * 4 <= num_steps
+        # A run that was stopped early had another length, so only one of the same length counts.
+        is_over = session.is_ending and abs(num_steps - length) <= max(1, length // 20)
+        ratio = self._ratio(counter, session.step) if is_over and not self._is_done else None
+        if ratio is not None and ratio >= 2 and ratio == round(ratio):
+            # It ended above 0, or rose again, as a cosine does.
+            self._report("scheduler-steps-often", session.first_step + 1 + int(length / ratio), ratio, 0.0)
+        is_too_long = (
+            counter > 1
+            and interval >= _MIN_INTERVAL
+            and length >= _MIN_LENGTH
+            and length % interval == 0
+            and length <= interval * _MAX_EPOCHS
+        )
+        if is_rare and (is_over or is_too_long):
+            session.report_anomaly(
+                "scheduler-steps-rarely",
+                names=[schedule.name],
+                line=schedule.line,
+                scheduled=length,
+                done=counter,
+                steps=num_steps,
+            )
 
 
-def _schedules(scheduler: Any, optimizer: Any) -> bool:
-    return getattr(scheduler, "optimizer", None) is optimizer
+def _is_zero(optimizer: Any, read_rate: Any) -> bool:
+    """Check whether the rates of all groups are 0: those of some are when a part is frozen."""
+    return all(read_rate(group) == 0 for group in optimizer.param_groups)
 
 
 def _length(scheduler: Any) -> int | None:
@@ -100,10 +232,10 @@ def _length(scheduler: Any) -> int | None:
 
 def install(torch: Any, session: RankSession) -> None:
     """Remember every scheduler that the script creates."""
-    counts = SchedulerCounts(session)
+    session.schedules = checks = ScheduleChecks(torch, session)
     base = torch.optim.lr_scheduler.LRScheduler
     construct = base.__init__
-    add = session.wrap_part(PART, counts.add)
+    add = session.wrap_part(PART, checks.add)
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -115,6 +247,7 @@ def install(torch: Any, session: RankSession) -> None:
         add(self)
 
     base.__init__ = observed
-    session.on_sampled_step.append(session.wrap_part(PART, counts.on_sampled_step))
-    session.on_tick.append(session.wrap_part(PART, counts.on_tick))
-    session.on_fork.append(counts.forget)
+    session.on_leader_chosen.append(session.wrap_part(PART, checks.on_leader_chosen))
+    session.on_step.append(session.wrap_part(PART, checks.on_step))
+    session.on_tick.append(session.wrap_part(PART, checks.on_tick))
+    session.on_fork.append(checks.forget)

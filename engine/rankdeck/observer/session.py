@@ -14,6 +14,7 @@ when:
     on_backward(tensors)         an outermost backward starts
     on_first_step(optimizer)     this optimizer's first step starts
     before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: of the leading one
+    on_norm(optimizer, norm)     the gradient norm of a sampled step was read before the step
     on_step(optimizer)           a step of the leading optimizer has ended
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
     on_tick()                    the thread writes events, or the process ends
@@ -68,6 +69,7 @@ class RankSession:
         self.on_backward: list[Callable[[Any], None]] = []
         self.on_first_step: list[Callable[[Any], None]] = []
         self.before_step: list[Callable[[Any, bool], None]] = []
+        self.on_norm: list[Callable[[Any, Any], None]] = []
         self.on_step: list[Callable[[Any], None]] = []
         self.on_leader_chosen: list[Callable[[Any], None]] = []
         self.on_tick: list[Callable[[], None]] = []
@@ -80,6 +82,12 @@ class RankSession:
         """The StepOrder; None if the order of calls is not checked."""
         self.modes: Any = None
         """The ModeChecks; None if modes are not checked."""
+        self.schedules: Any = None
+        """The ScheduleChecks; None if schedulers are not checked."""
+        self.resume: Any = None
+        """The ResumeChecks; None if loaded files are not checked."""
+        self.finite: Any = None
+        """The FiniteChecks; None if values that are not finite are not examined."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()
@@ -112,6 +120,8 @@ class RankSession:
         """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []
         """Weak references to the optimizers that have stepped, including inner ones."""
+        self.scaler: Any = None
+        """Weak reference to the gradient scaler that stepped last; None if there is none."""
         self.facts: dict[str, Any] = {}
         self._anomalies: set[tuple[str, str]] = set()
         self._file: RankFile | None = None

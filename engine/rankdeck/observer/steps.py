@@ -118,6 +118,8 @@ class StepObserver:
             if session.is_step_sampled:
                 start_s = time.perf_counter()
                 self._norm = self._norm_before(optimizer, args, kwargs)
+                for handle_norm in session.on_norm:
+                    handle_norm(optimizer, self._norm)
                 self._cost_s = time.perf_counter() - start_s
         except Exception as error:
             self._disable(error)

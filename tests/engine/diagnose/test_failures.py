@@ -219,6 +219,7 @@ ERROR_TEXTS = [
     ("one-rank-only", "ValueError", "Using fsdp only works in distributed training."),
     ("no-nccl", "RuntimeError", "Distributed package doesn't have NCCL built in"),
     ("no-nccl", "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    ("schedule-too-short", "ValueError", "Tried to step 91 times. The specified number of total steps is 90"),
     ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
     ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"
      "        current process has finished its bootstrapping phase."),

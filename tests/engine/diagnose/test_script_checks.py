@@ -206,6 +206,30 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "OneCycleLR has stepped 3 times in 300 steps",
         "after each optimizer.step()",
     ),
+    "scheduler-steps-often": (
+        "scheduler-steps-often",
+        {"names": ["LambdaLR"], "numbers": {"ratio": 2, "counter": 8, "zero": 1, "accelerate": 1}},
+        "LambdaLR steps 2 times per optimizer step: the learning rate has been 0 since step 5",
+        "accelerator.num_processes",
+    ),
+    "rate-zero": (
+        "learning-rate-zero",
+        {"names": ["PolynomialLR"], "numbers": {"ratio": 1, "counter": 4, "length": 4, "steps": 60}},
+        "has been 0 since step 5",
+        "as long as the training",
+    ),
+    "resume-without-optimizer": (
+        "resume-without-optimizer",
+        {"names": ["AdamW", "half.pt", "step"], "numbers": {"counter": 120, "saved": 0}},
+        "continues at step 120 without the optimizer's state: AdamW's moments",
+        "Save optimizer.state_dict()",
+    ),
+    "resume-without-scheduler": (
+        "resume-without-scheduler",
+        {"names": ["LambdaLR", "half.pt", "epoch"], "numbers": {"counter": 12, "saved": 1}},
+        "continues at epoch 12, but LambdaLR starts its schedule again",
+        "scheduler.load_state_dict with the scheduler's state in half.pt",
+    ),
 }  # fmt: skip
 
 
@@ -253,3 +277,33 @@ def test_a_script_whose_loss_becomes_nan_is_found(tmp_path: Path, divided: bool)
     assert problem.message == "The loss is NaN or infinite from step 4 on, first on rank 0."
     assert problem.evidence[0].text == "just before: loss 64, learning rate 0.06, gradient norm 3"
     assert ("Divide each loss by 8" in (problem.advice or "")) is not divided
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "evidence", "advice"),
+    [
+        (["head (Head)"], {"loss": 1, "module": 2}, "step 4 is that of head (Head)", "log(0)"),
+        (["body"], {"loss": 1, "module": 1}, "whose input is not finite either", "Find the sample"),
+        ([], {"loss": 1, "batch": 1}, "loaded last before step 4 contains NaN", "Find the sample"),
+        (["a", "b"], {"gradients": 2, "names": 2}, "nearest to the loss: a, b", "epsilon"),
+        (["a"], {"loss": 1, "weights": 1, "parameters": 6, "examined": 5}, "of step 5, 1 of 6", "Lower"),
+        (["v"], {"loss": 1, "buffers": 1, "examined": 4}, "buffers are not finite: v", "log(0)"),
+        ([], {"loss": 1, "batch": 0}, "weights and the batch of step 4 are finite", "log(0)"),
+        ([], {"loss": 1, "examined": 4}, "all weights are finite", "log(0)"),
+    ],
+)
+def test_what_was_not_finite_first_is_evidence(
+    tmp_path: Path, names: list[str], numbers: dict[str, float], evidence: str, advice: str
+) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    run.observe_rank(0, not_finite=4)
+    run.write_step_line(0, 1, [1.0, 8.0, 64.0, None, None], lr=0.06, grad_norm=3.0)
+    run.writer("rank-0").write(
+        events.Anomaly(rank=0, code="not-finite", step=4, names=names, numbers={"scale": 8.0, **numbers})
+    )
+    problem = _findings(run)["loss-not-finite"]
+    assert evidence in problem.evidence[0].text and advice in (problem.advice or ""), problem
+    assert problem.evidence[1].text == (
+        "just before: loss 64, learning rate 0.06, gradient norm 3, gradient scaler's scale 8"
+    )

@@ -13,7 +13,10 @@ drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 anomaly_rules.py makes rules of what a script's ranks reported
-learning.py      losses, gradients, learning rates
+not_finite.py    a loss that becomes NaN or infinite
+resumed.py       trainings that continue from a file
+schedules.py     learning rates of 0, and schedulers that step too often
+learning.py      losses and gradients
 sample_shares.py how the ranks divide the samples among them
 batch_checks.py  labels and repeated samples in a script's batches
 samples.py       the order of samples, and how many are processed at once
@@ -35,10 +38,13 @@ from rankdeck.diagnose.findings import (
     drift,
     learning,
     machine,
+    not_finite,
     pace,
     parameters,
+    resumed,
     sample_shares,
     samples,
+    schedules,
     script_checks,
     waits,
 )
@@ -65,6 +71,9 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
     *parameters.RULES,
     *script_checks.RULES,
+    *schedules.RULES,
+    *resumed.RULES,
+    *not_finite.RULES,
     *learning.RULES,
     *sample_shares.RULES,
     *batch_checks.RULES,

@@ -41,9 +41,6 @@ gradient if all its samples are padding."""
 MAX_SKIPPED_SHARE, MIN_SKIPPED = 0.05, 20
 """Minimum share and number of skipped steps for a problem to be reported; a healthy gradient scaler skips the
 first few steps, and later about one in two thousand."""
-ZERO_RATES, ZERO_RATES_SHARE = 50, 0.1
-"""Minimum number and share of steps with a rate of zero for a problem to be reported. A schedule can start
-and end at zero, but for less than a tenth of a run."""
 _NUM_BINS, _MIN_BINS = 64, 16
 _MAX_RATES = 512
 
@@ -82,57 +79,6 @@ def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindo
     tenth = (last - first) / 10
     early, late = _loss_window(losses, first, first + tenth), _loss_window(losses, last - tenth, last)
     return None if early is None or late is None else (early, late)
-
-
-def find_loss_not_finite(context: RuleContext) -> Problem | None:
-    """Find a user script whose loss became NaN or infinite; a configured run ends with this problem."""
-    script = context.state.script
-    step = script.first_nonfinite_step
-    if step is None or context.attempt is None:
-        return None
-    rank = min(rank for rank, observation in script.observations.items() if observation.not_finite == step)
-    undivided = script.anomalies.get("accumulation-not-divided", {}).get(rank)
-    backwards = int(undivided[0].numbers.get("backwards", 0)) if undivided else 0
-    steps, table = context.attempt.table.column("step"), context.attempt.table
-    before = {
-        name: next(
-            (float(value) for value in table.column(name)[steps < step][::-1] if math.isfinite(value)), None
-        )
-        for name in ("loss", "lr", "grad_norm")
-    }
-    values = [
-        phrase("{name} {value:.4g}", name=label, value=value)
-        for name, label in (
-            ("loss", phrase("loss")),
-            ("lr", phrase("learning rate")),
-            ("grad_norm", phrase("gradient norm")),
-        )
-        if (value := before[name]) is not None
-    ]
-    if backwards > 1:
-        advice = phrase(
-            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so it is {n} times "
-            "as large as with their mean.",
-            n=backwards,
-        )
-    elif step == 1:
-        advice = phrase("Check the batch, the model's outputs and the loss before the first update.")
-    else:
-        advice = phrase(
-            "Lower the learning rate, clip the gradients (torch.nn.utils.clip_grad_norm_), or warm the rate "
-            "up. torch.autograd.set_detect_anomaly(True) names the operation whose gradient is NaN."
-        )
-    return make_finding(
-        "loss-not-finite",
-        phrase(
-            "The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank
-        ),
-        context.rank_evidence(rank, phrase("just before: {values}", values=", ".join(values)))
-        if values
-        else None,
-        advice=advice,
-        rank=rank,
-    )
 
 
 def find_loss_not_falling(context: RuleContext) -> Problem | None:
@@ -321,42 +267,7 @@ def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, i
         yield rank, observation.skipped, 0 if steps is None else steps.num_steps
 
 
-def find_learning_rate_zero(context: RuleContext) -> Problem | None:
-    """Find a learning rate of zero in the newest steps, which therefore changed no weights.
-
-    A script with several parameter groups is skipped, because only the first group's rate is known.
-    """
-    lead = context.state.script.lead_observation
-    if context.attempt is None or (lead is not None and len(lead.parameter_groups) > 1):
-        return None
-    steps, rates = context.attempt.table.column("step"), context.attempt.table.column("lr")
-    num = max(ZERO_RATES, math.ceil(ZERO_RATES_SHARE * len(context.attempt.table)))
-    newest = rates[-num:]
-    known_rates = newest[newest == newest]  # without NaN: a script reports rates in sampled steps only
-    if len(newest) < num or len(known_rates) < ZERO_RATES / 5 or known_rates.any():
-        return None
-    return make_finding(
-        "learning-rate-zero",
-        phrase("The learning rate is 0: steps do not change the parameters."),
-        Evidence(
-            phrase(
-                "in every step from {first} to {last} whose learning rate is known",
-                first=int(steps[-num]),
-                last=int(steps[-1]),
-            )
-        ),
-        advice=phrase("Make the schedule as long as the run, or let it end above zero.")
-        if not context.is_observed
-        else phrase(
-            "Make the schedule as long as the training (the scheduler counts its own step() "
-            "calls, not epochs), or let it end above zero."
-        ),
-    )
-
-
 RULES = (
-    FindingRule("loss-not-finite", find_loss_not_finite),
-    FindingRule("learning-rate-zero", find_learning_rate_zero),
     FindingRule("no-gradient", find_no_gradient),
     FindingRule("gradient-overflow", find_gradient_overflow),
     FindingRule("loss-exploding", find_loss_exploding),
@@ -366,6 +277,7 @@ RULES = (
         unless=(
             "loss-not-finite",
             "learning-rate-zero",
+            "scheduler-steps-often",
             "no-gradient",
             "gradient-overflow",
             "loss-exploding",

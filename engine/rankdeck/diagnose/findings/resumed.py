@@ -1,0 +1,61 @@
+"""Rules about a script that continues a training from a file without all of its state."""
+
+from __future__ import annotations
+
+from rankdeck import events
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly_rules, number_of
+
+
+def _names(event: events.Anomaly) -> tuple[str, str, str]:
+    """Return (class, file, place in the training such as "step 120")."""
+    name, file, key = [*event.names, "", "", ""][:3]
+    counter = number_of(event, "counter")
+    place = phrase("{key} {counter}", key=key or phrase("step"), counter=counter)
+    return name, file or phrase("the file"), place
+
+
+def _resume_without_optimizer(event: events.Anomaly) -> Report:
+    name, file, place = _names(event)
+    return (
+        phrase(
+            "The training continues at {place} without the optimizer's state: {name}'s moments start at 0.",
+            place=place,
+            name=name,
+        ),
+        phrase("weights from {file}; {name} had no state before its first step", file=file, name=name),
+        phrase(
+            "Call optimizer.load_state_dict with the optimizer's state in {file}, on the optimizer that "
+            "steps and after it was created for the last time.",
+            file=file,
+        )
+        if event.numbers.get("saved")
+        else phrase(
+            "Save optimizer.state_dict() in the checkpoint too, and load it with optimizer.load_state_dict "
+            "before the first step."
+        ),
+    )
+
+
+def _resume_without_scheduler(event: events.Anomaly) -> Report:
+    name, file, place = _names(event)
+    return (
+        phrase(
+            "The training continues at {place}, but {name} starts its schedule again.", place=place, name=name
+        ),
+        phrase("weights from {file}; {name} had not stepped before the first step", file=file, name=name),
+        phrase("Call scheduler.load_state_dict with the scheduler's state in {file}.", file=file)
+        if event.numbers.get("saved")
+        else phrase(
+            "Save scheduler.state_dict() in the checkpoint too, and load it with scheduler.load_state_dict "
+            "before the first step."
+        ),
+    )
+
+
+_ROWS: tuple[AnomalyRow, ...] = (
+    ("resume-without-optimizer", ("resume-without-optimizer",), _resume_without_optimizer),
+    ("resume-without-scheduler", ("resume-without-scheduler",), _resume_without_scheduler),
+)
+
+RULES = anomaly_rules(_ROWS)

@@ -1,0 +1,235 @@
+"""Examines once what is not finite when a loss or a gradient norm is NaN or infinite.
+
+Weights, buffers, gradients and the last batch are examined before the step whose loss was read: on a CPU any
+step, on a GPU, where a reading arrives later, the next sampled step. Under full observation, a hook checks
+the outputs of all modules, so that the first module of the step is known, except in steps whose memory is
+tracked. Steps that a gradient scaler skips never get here, because it does not call the optimizer. Read
+losses.py and gradients.py first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+
+from .frames import drop_own_frame
+from .models import list_parameters, uses_compiler
+from .readings import PENDING, PendingScalar, UnreadScalar, has_active_modes, read_value
+from .weight_digests import parameter_names, plain_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from .session import RankSession
+
+PART = "finite"
+_MAX_BATCH_TENSORS = 4
+
+
+class FiniteChecks:
+    """The losses and the norm of the last examined step, and the outputs of its modules."""
+
+    def __init__(self, torch: Any, session: RankSession) -> None:
+        self._torch, self._session = torch, session
+        self._sees_all_steps = session.level == "full"
+        self._handle: Any = None
+        self.forget()
+
+    def forget(self) -> None:
+        self._is_done = False
+        self._readings: list[Any] = []
+        """Losses and norm of the last examined step, of which some may be pending."""
+        self._num_losses = self._step = 0
+        self._batch: list[Any] = []
+        """Weak references to tensors of the batch that was loaded last."""
+        self._first: tuple[Any, bool] | None = None
+        """(weak reference to a module, whether its inputs were finite): the first output of this step that
+        was not finite."""
+        self._masking: Any = weakref.WeakSet()
+        """Modules with such outputs in a step whose loss was finite, such as those that make masks."""
+
+    def on_batch(self, batch: Any) -> None:
+        """Remember the tensors of a batch that a loader returns."""
+        items = list(batch.values()) if isinstance(batch, dict) else batch
+        if not isinstance(items, (list, tuple)):
+            items = [items]
+        some = items[:_MAX_BATCH_TENSORS]
+        self._batch = [weakref.ref(item) for item in some if type(item) is self._torch.Tensor]
+
+    def before_step(self, optimizer: Any, leads: bool) -> None:
+        """Examine the losses of a step, and before that what has arrived of an earlier step."""
+        session = self._session
+        losses = session.losses
+        if self._is_done or losses is None or not (leads or not session.step):
+            return
+        readings = losses.readings
+        if not session.is_step_sampled:
+            for reading in readings:
+                if not isinstance(reading, UnreadScalar) or not (self._sees_all_steps or reading.is_on_cpu):
+                    return
+            readings = [reading.read() for reading in readings]
+        self._check(optimizer)
+        self._readings, self._num_losses, self._step = list(readings), len(readings), session.step + 1
+        self._check(optimizer)
+
+    def on_norm(self, optimizer: Any, norm: Any) -> None:
+        """Handle the gradient norm of a sampled step."""
+        if not self._is_done and self._step == self._session.step + 1:
+            self._readings.append(norm)
+            self._check(optimizer)
+
+    def _check(self, optimizer: Any) -> None:
+        for number, reading in enumerate(self._readings):
+            value = read_value(reading)
+            if value is PENDING or value is None or math.isfinite(value):
+                continue
+            if not has_active_modes(self._torch) and not self._is_capturing():
+                self._is_done = True
+                self._report(optimizer, number < self._num_losses, not isinstance(reading, PendingScalar))
+                self.stop()
+            return
+
+    def _is_capturing(self) -> bool:
+        cuda = self._torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    def _report(self, optimizer: Any, is_loss: bool, is_exact: bool) -> None:
+        session = self._session
+        names = parameter_names(session)
+        parameters = list_parameters(optimizer)
+        named = [
+            (names.get(id(parameter), "parameter %d" % number), parameter)
+            for number, parameter in enumerate(parameters)
+        ]
+        weights = self._not_finite(named)
+        gradients = self._not_finite((name, parameter.grad) for name, parameter in named)
+        model = session.models[0]() if session.models else None
+        buffers = self._not_finite(
+            (plain_name(name), buffer)
+            for name, buffer in (model.named_buffers() if model is not None else ())
+        )
+        batch = [tensor for tensor in (reference() for reference in self._batch) if tensor is not None]
+        numbers: dict[str, Any] = {}
+        if batch:
+            numbers["batch"] = len(self._not_finite(("", tensor) for tensor in batch))
+        scaler = session.scaler() if session.scaler is not None else None
+        if scaler is not None and scaler.is_enabled():
+            numbers["scale"] = float(scaler.get_scale())
+        # With weights that are not finite, any module returns such values.
+        first = self._first_module(model) if is_loss and not weights else []
+        if first:
+            numbers["module"] = 2.0 if self._first is not None and self._first[1] else 1.0
+        # A backward pass runs from the last layer to the first, so the last one is nearest to the cause.
+        session.report_anomaly(
+            "not-finite",
+            names=first or weights or buffers or gradients[::-1],
+            step=self._step,
+            loss=float(is_loss),
+            exact=float(is_exact),
+            weights=len(weights),
+            gradients=len(gradients),
+            buffers=len(buffers),
+            parameters=len(named),
+            examined=session.step + 1,
+            **numbers,
+        )
+
+    def _not_finite(self, named: Iterable[tuple[str, Any]]) -> list[str]:
+        """Return the names of the tensors that have an element that is NaN or infinite."""
+        torch = self._torch
+        names, norms = [], []
+        with torch.no_grad():
+            for name, tensor in named:
+                if (
+                    type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                    and tensor.device.type in ("cpu", "cuda")
+                    and tensor.layout is torch.strided
+                    and tensor.is_floating_point()
+                    and tensor.numel()
+                ):
+                    names.append(name)
+                    # Unlike isfinite, this needs no memory for a copy.
+                    norms.append(float(torch.linalg.vector_norm(tensor.detach(), math.inf)))
+        return [name for name, norm in zip(names, norms) if not math.isfinite(norm)]
+
+    # The modules' outputs, under full observation.
+
+    def on_forward(self, module: Any, inputs: Any, output: Any) -> None:
+        """Check the output of a module that trains."""
+        if self._first is not None or self._is_done or not self._torch.is_grad_enabled():
+            return
+        if module in self._masking or has_active_modes(self._torch):
+            return
+        if self._has_not_finite(output):
+            self._first = weakref.ref(module), not self._has_not_finite(inputs)
+
+    def _has_not_finite(self, value: Any) -> bool:
+        tensors = [value] if hasattr(value, "is_floating_point") else value
+        if isinstance(tensors, dict):
+            tensors = list(tensors.values())
+        if not isinstance(tensors, (list, tuple)):
+            return False
+        for tensor in tensors:
+            if not isinstance(tensor, self._torch.Tensor):
+                continue
+            # On a GPU, this waits.
+            is_read = self._session.is_step_sampled and not self._is_capturing()
+            if (tensor.device.type == "cpu" or is_read) and self._not_finite([("", tensor)]):
+                return True
+        return False
+
+    def on_step(self, _: Any) -> None:
+        """Handle the end of a step, whose loss was finite."""
+        if self._first is not None:
+            module = self._first[0]()
+            if module is not None:
+                self._masking.add(module)
+            self._first = None
+
+    def _first_module(self, model: Any) -> list[str]:
+        module = self._first[0]() if self._first is not None else None
+        if module is None or model is None:
+            return []
+        kind = type(module).__name__
+        names = [plain_name(name) for name, other in model.named_modules() if other is module]
+        return ["%s (%s)" % (names[0], kind) if names and names[0] else kind]
+
+    def observe_modules(self) -> None:
+        """Check the outputs of all modules from now on."""
+        observed = self._session.wrap_part(PART, self.on_forward)
+        # The result of a hook would replace the output.
+        hook = self._torch.nn.modules.module.register_module_forward_hook
+        self._handle = hook(lambda module, inputs, output: observed(module, inputs, output))
+
+    def stop(self) -> None:
+        """Check no outputs any more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def install(torch: Any, session: RankSession) -> None:
+    """Examine the losses and norms that are read; check the outputs of modules under full observation."""
+    session.finite = checks = FiniteChecks(torch, session)
+    session.before_step.append(session.wrap_part(PART, checks.before_step))
+    session.on_norm.append(session.wrap_part(PART, checks.on_norm))
+    session.on_fork.append(checks.forget)
+    if session.level != "full" or uses_compiler():
+        return
+    checks.observe_modules()
+    session.on_step.append(session.wrap_part(PART, checks.on_step))
+    compile_function = torch.compile
+
+    @functools.wraps(compile_function)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        checks.stop()  # The hook would be compiled, too.
+        try:
+            return compile_function(*args, **kwargs)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+
+    torch.compile = observed
