@@ -181,6 +181,12 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "from step 5 on: 2 Dropout",
         "after each evaluation",
     ),
+    "layers-eval-while-training": (
+        "layers-eval-while-training",
+        {"names": ["encoder", "2 Dropout"], "numbers": {"names": 2, "was_training": 4}},
+        "encoder trains in evaluation mode from step 5 on",
+        "model.train() after each evaluation",
+    ),
     "train-while-evaluating": (
         "train-while-evaluating", {"names": ["1 BatchNorm2d"], "numbers": {"names": 1, "batches": 3}},
         "training mode: 1 BatchNorm2d", "model.eval()",
