@@ -159,6 +159,12 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no-gradient-graph": (
         "no-parameter-gradient", {"names": ["a"], "numbers": {"names": 1}}, "never gets a gradient", "detach",
     ),
+    "no-gradient-disabled": (
+        "no-parameter-gradient",
+        {"names": ["encoder.weight"], "numbers": {"names": 1}},
+        "never gets a gradient",
+        "run under torch.no_grad()",
+    ),
     "no-gradient-checkpoint": (
         "no-parameter-gradient",
         {"names": list("abcdefgh"), "numbers": {"names": 8}},
