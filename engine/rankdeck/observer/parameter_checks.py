@@ -30,6 +30,7 @@ _NUM_EXAMINED = 15
 """Number of examined steps after which a parameter without a gradient is taken to have none."""
 _NUM_ALL_MISSING = 4
 _MAX_FRAMES = 60
+_MAX_NODES = 400
 _MAX_COMPARED = 4096
 _MAX_DISTANCE = 0.5
 """Maximum distance of a copy, as a share of the norm; two independent initial values are about 1.4 apart."""
@@ -162,7 +163,7 @@ class ParameterChecks:
                 replaced=sum(id(p) not in owned for p in group_parameters),
             )
 
-    def _on_forward(self, module: Any, _: Any) -> None:
+    def _on_forward(self, module: Any, inputs: Any) -> None:
         try:
             is_enabled = self._torch.is_grad_enabled()
             if any(ref() is module for ref in self._probed_models):
@@ -170,8 +171,12 @@ class ParameterChecks:
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) not in (self._without or {}):
                     continue
-                if is_enabled:
-                    self._ran[id(parameter)] = "graph"
+                if is_enabled and self._has_trained_input(inputs):
+                    # Its output may be merely unused, as that of an auxiliary head or of a pooler.
+                    self._ran[id(parameter)] = "unused"
+                elif is_enabled:
+                    if self._ran.get(id(parameter)) != "unused":
+                        self._ran[id(parameter)] = "graph"
                 elif self._is_in_checkpoint():
                     self._ran.setdefault(id(parameter), "checkpoint")
                 # In an evaluation the model runs without gradients, or it is in evaluation mode.
@@ -179,6 +184,22 @@ class ParameterChecks:
                     self._ran.setdefault(id(parameter), "disabled")
         except Exception as error:
             self._session.disable_part(PART, error)
+
+    def _has_trained_input(self, inputs: Any) -> bool:
+        """Check whether one of a module's inputs was computed from parameters that get gradients."""
+        tensors = [value for value in inputs if isinstance(value, self._torch.Tensor)]
+        waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        visited: set[Any] = set()
+        while waiting and len(visited) < _MAX_NODES:
+            node = waiting.pop(0)
+            if node is None or node in visited:
+                continue
+            visited.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, self._torch.nn.Parameter) and id(variable) not in (self._without or {}):
+                return True
+            waiting.extend(following for following, _ in node.next_functions)
+        return False
 
     def _is_in_checkpoint(self) -> bool:
         """Check whether a re-entrant checkpoint runs, which computes its forward without gradients."""

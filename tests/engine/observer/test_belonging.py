@@ -112,6 +112,16 @@ class Stochastic(torch.optim.AdamW):
 torch.optim.Stochastic = Stochastic
 """
 _UNUSED = "net = Net(); net.unused = nn.Linear(3, 3)"
+_POOLED = """
+class Pooled(Net):
+    def forward(self, x):
+        hidden = self.encoder(x)
+        self.pooled = self.pooler(hidden)
+        return self.head(hidden)
+net = Pooled()
+net.pooler = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+"""
+_CUT_LOSS = "nn.functional.mse_loss(net.head(net.pooler(net.encoder(x)).detach().repeat(1, 8)), y)"
 _DETACHED = "nn.functional.mse_loss(net.head(net.encoder(x).detach()), y)"
 
 _CASES: dict[str, tuple[str, set[str]]] = {
@@ -131,6 +141,8 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "a target network": (_train(_TARGET, after="follow()"), set()),
     "a layer for evaluation": (_train(_AUXILIARY, after="evaluate()"), set()),
     "an unused layer": (_train(_UNUSED), set()),
+    "an unused output": (_train(_POOLED, loss="loss_of(net)"), set()),
+    "cut off in the middle": (_train(_POOLED, loss=_CUT_LOSS), {"no-gradient-graph"}),
     "unfrozen without the optimizer": (
         _train(_FROZEN, _TRAINABLE, before=_UNFREEZE), {"gradient-without-optimizer"},
     ),
@@ -189,4 +201,6 @@ def test_parameters_are_reported_by_name(processes: dict[str, ObservedProcess]) 
     unfrozen = first("unfrozen without the optimizer")
     assert (unfrozen.names, unfrozen.step, unfrozen.numbers["unfrozen"]) == (names, 31, 1)
     assert first("unfrozen and cut off").step == 32
+    cut_off = [f"pooler.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
+    assert first("cut off in the middle").names == names + cut_off
     assert 0.05 < first("bf16 under Adam").numbers["share"] < 0.25
