@@ -67,6 +67,7 @@ class EvalCalls:
 
     def on_eval(self, module: Any) -> None:
         """Handle a call of `eval` on a module."""
+        # A dropout layer, or another layer without weights: no submodule that could train.
         if not module._modules and next(iter(module.parameters()), None) is None:
             return
         step = self._session.step
@@ -82,6 +83,7 @@ class EvalCalls:
         if not step:
             call.is_on_part = is_called_by_script("eval", "train") and self._is_part(module)
             return
+        # What ran before this call does not show that it was called for an evaluation.
         if self._run_ids:
             self._run_ids -= {id(part) for part in module.modules()}
         if len(self._new) < _MAX_CALLS:
@@ -93,6 +95,7 @@ class EvalCalls:
 
     def _is_part(self, module: Any) -> bool:
         """Check whether another object contains a module."""
+        # Where it cannot be determined, a part is assumed: then the mode is taken to be on purpose.
         if self._num_searches >= _MAX_REFERRER_SEARCHES:
             return True
         if not any(self._is_mode_dependent(part) for part in module.modules()):

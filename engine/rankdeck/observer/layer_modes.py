@@ -100,6 +100,7 @@ class LayerModes:
         if root is None or self._has_reported:
             return
         found: dict[str, Any] = {}
+        # If nothing is in training mode, mode_checks.py reports the whole model.
         if root.training or any(module.training for module in root.modules()):
             self._find(root, "", found, 0)
         parts: dict[str, _EvalPart] = {}
@@ -125,6 +126,7 @@ class LayerModes:
         """Check whether this call left a submodule in evaluation mode unintentionally."""
         if call.step:
             return call.has_run and (self._last_scan is None or call.step >= self._last_scan)
+        # Called before the first step, but the submodule has trained in training mode since.
         if self._last_scan is not None or call.is_on_part:
             return False
         return not any(map(self._trained.is_norm, self._trained.iter_layers(module)))
@@ -183,6 +185,7 @@ class LayerModes:
         call = first.call
         if call is None or not kinds:
             return
+        # One report is enough: its fix is one call for the whole model.
         self._has_reported = True
         paths, num_more = list(parts)[:_MAX_PATHS], len(parts) - _MAX_PATHS
         self._session.report_anomaly(

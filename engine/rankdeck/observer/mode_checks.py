@@ -69,6 +69,7 @@ class ModeChecks:
             self._end_hook()
         if not leads:
             return
+        # Before the mode is read: a submodule may be left in evaluation mode while the root trains.
         evaluated = self.calls.before_step()
         if evaluated:
             self._layers.on_evaluated(evaluated)

@@ -84,6 +84,7 @@ class TrainedModules:
             trained = [child for child in children if id(child) in self._module_ids]
             if len(trained) != 1 or self.is_mode_dependent(trained[0]):
                 break
+            # Dropout beside the only trained child acts on it, so both belong together.
             beside = [child for child in children if child is not trained[0]]
             if any(True for child in beside for _ in self.iter_layers(child, 1)):
                 break
@@ -97,6 +98,7 @@ class TrainedModules:
 
     def is_frozen(self, module: Any) -> bool:
         """Check whether a module has parameters, none of which is trained."""
+        # Flattened parameters of a sharded model are in none of its modules.
         if not self._module_ids or self.trains(module):
             return False
         return next(iter(module.parameters()), None) is not None

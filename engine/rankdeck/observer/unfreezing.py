@@ -97,6 +97,7 @@ class UnfrozenParameters:
             for key, reference in self._frozen.items()
             if (p := reference()) is not None and p.requires_grad and p.grad is not None
         }
+        # Last, because it goes through all optimizers.
         if unfrozen:
             unfrozen -= stepped_ids(self._session)
         self._num_with_gradient = self._num_with_gradient + 1 if unfrozen else 0

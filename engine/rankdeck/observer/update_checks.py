@@ -106,6 +106,7 @@ class UpdateChecks:
         changed, total = self._count(masks)
         if not total:
             return
+        # The parameters with a gradient may change, for example from one task to the next.
         if len(masks) != len(self._union) or any(
             mask.shape != union.shape for (mask, _), (union, _) in zip(masks, self._union)
         ):
@@ -129,6 +130,7 @@ class UpdateChecks:
         is_half = dtype in ("bfloat16", "float16")
         if share >= (_MIN_CHANGED_SHARE_ADAM if is_half and self._is_adam else _MIN_CHANGED_SHARE):
             return
+        # Elements that have a gradient only now and then would look as if they had been left unchanged.
         if is_half and share > 0:
             changed, total = self._count(masks)
             if total < _MIN_ALWAYS_TRAINED or changed / total > _MAX_UNION_RATIO * share:
