@@ -160,7 +160,7 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         set(),
     ),
     "an encoder in evaluation mode from later on": (
-        _train(_NORM_NET, epoch="net.train(); epoch > 2 and net.encoder.eval()",
+        _train(_NORM_NET, epoch="net.train(); epoch > 0 and net.encoder.eval()",
                evaluate=_EVALUATE.format("net.eval()")),
         set(),
     ),
