@@ -43,3 +43,18 @@ def script_line() -> str:
     for frame in script_frames():
         return "%s:%d" % (frame.f_code.co_filename, frame.f_lineno)
     return ""
+
+
+def is_called_by_script(*skipped_names: str) -> bool:
+    """Check whether the user's own code called the observer, or called a library's function with one of these
+    names that did."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        is_library = code.co_filename.startswith(_LIBRARY_FOLDERS)
+        if not code.co_filename.startswith(_OWN_FOLDER) and not (
+            is_library and code.co_name in skipped_names
+        ):
+            return not is_library
+        frame = frame.f_back
+    return False

@@ -1,15 +1,18 @@
 """Checks whether modules are in training mode while they train, and in evaluation mode while evaluated.
 
-Only a model with dropout or batch norms behaves differently in the two modes. The mode of the outermost
-module is read: a script that keeps single layers in evaluation mode does so on purpose. Read steps.py and
-loaders.py first.
+Only a model with dropout or batch norms behaves differently in the two modes. The mode of the module that
+really trains is read before each step (trained_modules.py); layer_modes.py checks the submodules. Read
+steps.py and loaders.py first.
 """
 
 from __future__ import annotations
 
 import weakref
 
-from .models import unwrapped, uses_compiler
+from . import eval_calls
+from .layer_modes import LayerModes
+from .models import uses_compiler
+from .trained_modules import TrainedModules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,15 +29,25 @@ _MAX_PASSES = 8
 
 
 class ModeChecks:
-    """Reads the mode of the trained model before each step, and at batches of an evaluation."""
+    """Reads the mode of the trained module before each step, and at batches of an evaluation."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self.forget()
+        self._trained = TrainedModules(torch, session)
+        self.calls = eval_calls.EvalCalls(torch, session, self._trained.is_mode_dependent)
+        self._layers = LayerModes(torch, session, self._trained, self.calls)
+        self._hook: Any = None
+        """Handle of a global forward hook during a pass without gradients: another model may be evaluated."""
+        self._forget_leader()
 
     def forget(self) -> None:
-        self._root: Any = None
-        """Weak reference to the outermost trained module."""
+        self.calls.forget()
+        self._forget_leader()
+
+    def _forget_leader(self) -> None:
+        self._end_hook()
+        self._trained.forget()
+        self._layers.forget()
         self._num_eval = 0
         self._first_eval: int | None = None
         self._has_trained = False
@@ -43,30 +56,27 @@ class ModeChecks:
         """By iterator: number of batches fetched without gradients while the model was in training mode; -1
         if it was in evaluation mode at any of them."""
         self._num_passes = 0
-        self._hook: Any = None
-        """Handle of a global forward hook during such a pass: another model may be evaluated."""
         self._has_run = False
 
-    def on_leader_chosen(self, _: Any) -> None:
+    def on_leader_chosen(self, optimizer: Any) -> None:
         """Start over with another optimizer's model."""
-        self._end_hook()
-        self.forget()
-
-    def _model(self) -> Any:
-        return next((m for m in (reference() for reference in self._session.models) if m is not None), None)
+        self._forget_leader()
+        self._trained.refresh(optimizer)
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
         """Read the mode before a step of the leading optimizer."""
         if self._hook is not None:
             self._end_hook()
-        if not leads or self._num_eval >= _NUM_IN_A_ROW:
+        if not leads:
             return
-        if self._session.is_step_sampled:
-            self._root = next((ref for ref in self._session.models if ref() is not None), None)
-        model, step = self._root and self._root(), self._session.step + 1
-        if model is None:
+        # Before the mode is read: a submodule may be left in evaluation mode while the root trains.
+        evaluated = self.calls.before_step()
+        if evaluated:
+            self._layers.on_evaluated(evaluated)
+        root, step = self._trained.root, self._session.step + 1
+        if root is None or self._num_eval >= _NUM_IN_A_ROW:
             return
-        if model.training:
+        if root.training:
             self._num_eval, self._has_trained, self._last_trained = 0, True, step
             return
         if self._num_eval == 0:
@@ -74,42 +84,53 @@ class ModeChecks:
             self._first_eval = step if self._has_trained else self._session.first_step + 1
         self._num_eval += 1
         if self._num_eval == _NUM_IN_A_ROW:
-            layers = self._layers(model, False)
-            is_any_training = any(module.training for module in model.modules())
-            if layers and not is_any_training:
+            layers = self._trained.count_layers(root, False)
+            if layers and not any(module.training for module in root.modules()):
+                call = self.calls.last_on(root)
                 self._session.report_anomaly(
                     "eval-while-training",
                     names=layers,
                     step=self._first_eval,
+                    line="" if call is None else call.line,
                     was_training=self._last_trained if self._has_trained else 0,
                 )
 
+    def on_step(self, _: Any) -> None:
+        """Handle the end of a step of the leading optimizer."""
+        self._layers.on_step()
+
+    def on_sampled_step(self, optimizer: Any) -> None:
+        """Examine the modules after a sampled step, whose cost decides when the next step is sampled."""
+        self._trained.refresh(optimizer)
+        self._layers.scan()
+
     def on_batch_without_gradients(self, iterator: Any) -> None:
         """Handle a batch that a loader returned while gradients were disabled."""
-        model = self._model()
-        if model is None or not self._session.step or self._num_passes >= _MAX_PASSES:
+        self.calls.num_batches += 1
+        root = self._trained.root
+        if root is None or not self._session.step or self._num_passes >= _MAX_PASSES:
             return
         if self._hook is None and not uses_compiler():
             self._has_run = False
-            inner = unwrapped(model)
+            references = self._trained.path
 
             def on_forward(module: Any, _: Any) -> None:
-                self._has_run |= module is model or module is inner
+                self._has_run = self._has_run or any(ref() is module for ref in references)
 
             self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(on_forward)
         seen = self._passes.get(iterator, 0)
-        self._passes[iterator] = -1 if seen < 0 or not model.training else seen + 1
+        self._passes[iterator] = -1 if seen < 0 or not root.training else seen + 1
 
     def on_pass_ended(self, iterator: Any) -> None:
         """Handle the end of a pass over a loader."""
         num = self._passes.pop(iterator, 0)
-        model, has_run = self._model(), self._has_run
+        root, has_run = self._trained.root, self._has_run
         self._end_hook()
-        if num < _MIN_BATCHES or model is None or not model.training or not has_run:
+        if num < _MIN_BATCHES or root is None or not root.training or not has_run:
             return
-        layers = self._layers(model, True)
+        layers = self._trained.count_layers(root, True)
         # torch.optim.swa_utils.update_bn, which must run in training mode, sets the momentum to None.
-        is_updating = any(getattr(module, "momentum", 0) is None for module in model.modules())
+        is_updating = any(getattr(module, "momentum", 0) is None for module in root.modules())
         if layers and not is_updating:
             self._session.report_anomaly("train-while-evaluating", names=layers, batches=num)
 
@@ -119,25 +140,13 @@ class ModeChecks:
             self._hook.remove()
             self._hook = None
 
-    def _layers(self, model: Any, training: bool) -> list[str]:
-        """Return the kinds of layers in this mode that behave differently in the other mode."""
-        dropouts, norms = (
-            self._torch.nn.modules.dropout._DropoutNd,
-            self._torch.nn.modules.batchnorm._NormBase,
-        )
-        kinds: dict[str, int] = {}
-        for module in model.modules():
-            differs = (isinstance(module, dropouts) and module.p > 0) or (
-                isinstance(module, norms) and module.track_running_stats
-            )
-            if differs and module.training is training:
-                kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-        return ["%d %s" % (count, name) for name, count in kinds.items()]
-
 
 def install(torch: Any, session: RankSession) -> None:
     """Read the mode before each step; loaders.py reports the batches of evaluations."""
     session.modes = modes = ModeChecks(torch, session)
+    eval_calls.install(torch, session.wrap_part(PART, modes.calls.on_eval))
     session.before_step.append(session.wrap_part(PART, modes.before_step))
+    session.on_step.append(session.wrap_part(PART, modes.on_step))
+    session.on_sampled_step.append(session.wrap_part(PART, modes.on_sampled_step))
     session.on_leader_chosen.append(session.wrap_part(PART, modes.on_leader_chosen))
     session.on_fork.append(modes.forget)

@@ -2,8 +2,9 @@
 
 Gradients are examined before sampled steps of the leading optimizer. If trainable parameters have had no
 gradient in any of the first examined steps, the next step is probed: a global forward hook, removed after
-that step, records which of their modules run, so that a head that is merely unused is not reported. Read
-steps.py first.
+that step, records which of their modules run, so that a head that is merely unused is not reported.
+Parameters that become trainable later are examined in the same way. update_checks.py examines the updates
+themselves. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import sys
 import weakref
 
-from .models import list_parameters, uses_compiler
-from .readings import has_active_modes, is_capturing
+from . import unfreezing
+from .models import list_parameters, unwrapped, uses_compiler
+from .unfreezing import find_model, stepped_ids
+from .update_checks import UpdateChecks
 from .weight_digests import parameter_names, plain_name
 from .wrappers import SHARDED_WRAPPERS
 
@@ -26,12 +29,11 @@ PART = "belonging"
 _NUM_EXAMINED = 15
 """Number of examined steps after which a parameter without a gradient is taken to have none."""
 _NUM_ALL_MISSING = 4
-_NUM_UPDATES = 10
-"""Number of updates whose effect on a few weights is examined."""
-_MAX_PROBED = 3
-_MAX_PROBED_ELEMENTS = 1 << 14
-_MIN_CHANGED_SHARE = 0.05
 _MAX_FRAMES = 60
+_MAX_NODES = 400
+_MAX_COMPARED = 4096
+_MAX_DISTANCE = 0.5
+"""Maximum distance of a copy, as a share of the norm; two independent initial values are about 1.4 apart."""
 
 
 class ParameterChecks:
@@ -48,14 +50,14 @@ class ParameterChecks:
         """Trainable parameters that have had no gradient in any examined step, by id."""
         self._probe: Any = None
         """Handle of the global forward hook while a step is probed."""
+        self._probed_models: list[Any] = []
+        """Weak references to the model, with and without its wrappers, while a step is probed."""
+        self._is_model_in_graph: bool | None = None
+        """Whether gradients were enabled when the model last ran in the probed step; None if it has not run.
+        """
         self._ran: dict[int, str] = {}
         """How the module of a parameter without gradients ran in the probed step, by the parameter's id."""
-        self._is_done = False
-        self._before: list[Any] = []
-        """(parameter, copy of it) before the step that is running."""
-        self._changed: list[float] = []
-        """Share of the examined elements that each examined update has changed."""
-        self._rate: float | None = None
+        self._is_done = self._is_restarted = False
         self._stepped: list[Any] = []
         """Weak references to the optimizers that have stepped since the last backward."""
         self._pairs: set[tuple[int, int]] = set()
@@ -74,16 +76,13 @@ class ParameterChecks:
             self._stepped.append(weakref.ref(optimizer))
         if self._probe is not None and leads:
             self._end_probe()
-        if not leads or not self._session.is_step_sampled:
+        if not leads or not (self._session.is_step_sampled or self._is_restarted):
             return
         losses = self._session.losses
         if losses is None or losses.backwards == 0:
             return  # A closure computes the gradients inside the step.
         if not self._is_done:
             self._examine(optimizer)
-        is_possible = not has_active_modes(self._torch) and not is_capturing(self._torch)
-        if len(self._changed) < _NUM_UPDATES and is_possible:
-            self._copy_some(optimizer)
 
     # Which parameters have gradients.
 
@@ -100,17 +99,27 @@ class ParameterChecks:
         if trainable and not with_gradient:
             self._num_all_missing += 1
             if self._num_all_missing == _NUM_ALL_MISSING:
-                self._is_done = True
+                self._is_done, self._is_restarted = True, False
                 self._report_foreign(optimizer, trainable)
             return
         self._num_all_missing = 0
         if self._num_examined == 2:
             self._report_left_out(optimizer)
         if self._num_examined == _NUM_EXAMINED:
-            self._is_done = True
+            self._is_done, self._is_restarted = True, False
             if self._without and not uses_compiler():
+                self._ran, self._is_model_in_graph = {}, None
+                model = find_model(self._session, optimizer)
+                if model is not None:
+                    self._probed_models = [weakref.ref(model), weakref.ref(unwrapped(model))]
                 hook = self._torch.nn.modules.module.register_module_forward_pre_hook
                 self._probe = hook(self._on_forward)
+
+    def restart(self, parameters: dict[int, Any]) -> None:
+        """Examine parameters, by id, that have become trainable; the examined ones are not repeated."""
+        if self._is_done and self._probe is None:
+            self._without = {key: weakref.ref(p) for key, p in parameters.items()}
+            self._num_examined, self._is_done, self._is_restarted = 0, False, True
 
     def _report_foreign(self, optimizer: Any, trainable: dict[int, Any]) -> None:
         """Report an optimizer none of whose parameters has a gradient."""
@@ -133,13 +142,7 @@ class ParameterChecks:
     def _report_left_out(self, optimizer: Any) -> None:
         """Report parameters of the model that have a gradient, but that no optimizer steps."""
         session = self._session
-        stepped = {
-            id(p)
-            for other in (ref() for ref in session.optimizers)
-            if other is not None
-            for p in list_parameters(other)
-        }
-        model = next((m for m in (ref() for ref in session.models) if m is not None), None)
+        stepped, model = stepped_ids(session), find_model(session, optimizer)
         if model is None or not stepped:
             return
         left_out: list[str] = []
@@ -160,17 +163,43 @@ class ParameterChecks:
                 replaced=sum(id(p) not in owned for p in group_parameters),
             )
 
-    def _on_forward(self, module: Any, _: Any) -> None:
+    def _on_forward(self, module: Any, inputs: Any) -> None:
         try:
+            is_enabled = self._torch.is_grad_enabled()
+            if any(ref() is module for ref in self._probed_models):
+                self._is_model_in_graph = is_enabled
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) not in (self._without or {}):
                     continue
-                if self._torch.is_grad_enabled():
-                    self._ran[id(parameter)] = "graph"
+                if is_enabled and self._has_trained_input(inputs):
+                    # Its output may be merely unused, as that of an auxiliary head or of a pooler.
+                    self._ran[id(parameter)] = "unused"
+                elif is_enabled:
+                    if self._ran.get(id(parameter)) != "unused":
+                        self._ran[id(parameter)] = "graph"
                 elif self._is_in_checkpoint():
                     self._ran.setdefault(id(parameter), "checkpoint")
+                # In an evaluation the model runs without gradients, or it is in evaluation mode.
+                elif module.training and self._is_model_in_graph is not False:
+                    self._ran.setdefault(id(parameter), "disabled")
         except Exception as error:
             self._session.disable_part(PART, error)
+
+    def _has_trained_input(self, inputs: Any) -> bool:
+        """Check whether one of a module's inputs was computed from parameters that get gradients."""
+        tensors = [value for value in inputs if isinstance(value, self._torch.Tensor)]
+        waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        visited: set[Any] = set()
+        while waiting and len(visited) < _MAX_NODES:
+            node = waiting.pop(0)
+            if node is None or node in visited:
+                continue
+            visited.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, self._torch.nn.Parameter) and id(variable) not in (self._without or {}):
+                return True
+            waiting.extend(following for following, _ in node.next_functions)
+        return False
 
     def _is_in_checkpoint(self) -> bool:
         """Check whether a re-entrant checkpoint runs, which computes its forward without gradients."""
@@ -192,12 +221,14 @@ class ParameterChecks:
         self._end_hook()
         without = {key: ref() for key, ref in (self._without or {}).items()}
         names = parameter_names(self._session)
-        for how in ("checkpoint", "graph"):
+        for how in ("checkpoint", "graph", "disabled"):
             keys = [
                 key
                 for key, p in without.items()
-                if p is not None and p.grad is None and self._ran.get(key) == how
+                if p is not None and p.grad is None and p.requires_grad and self._ran.get(key) == how
             ]
+            if keys and how == "disabled" and self._are_copies(keys):
+                continue
             if keys:
                 self._session.report_anomaly(
                     "no-gradient-" + how,
@@ -205,6 +236,31 @@ class ParameterChecks:
                     step=self._first_examined,
                     trainable=len(names),
                 )
+
+    def _are_copies(self, keys: list[int]) -> bool:
+        """Check whether parameters are near others of the same name and shape that have gradients, as those
+        of target networks and moving averages are."""
+        twins: dict[Any, list[Any]] = {}
+        own: list[Any] = []
+        for reference in self._session.models:
+            model = reference()
+            for name, parameter in model.named_parameters() if model is not None else ():
+                kind = plain_name(name).partition(".")[2], tuple(parameter.shape)
+                if id(parameter) in keys:
+                    own.append((kind, parameter))
+                elif parameter.grad is not None:
+                    twins.setdefault(kind, []).append(parameter)
+        # Biases are often all zero, and then say nothing.
+        matrices = [(kind, parameter) for kind, parameter in own if parameter.dim() > 1]
+        return all(
+            any(self._is_near(parameter, twin) for twin in twins.get(kind, ()))
+            for kind, parameter in matrices or own
+        )
+
+    def _is_near(self, parameter: Any, twin: Any) -> bool:
+        with self._torch.no_grad():
+            first, second = (p.reshape(-1)[:_MAX_COMPARED].float() for p in (parameter, twin))
+            return bool((first - second).norm() <= _MAX_DISTANCE * second.norm())
 
     # Which optimizers share parameters, and what was frozen.
 
@@ -253,67 +309,18 @@ class ParameterChecks:
             self._ddp_parameters = []
             self._session.report_anomaly("frozen-after-wrapping", names=frozen)
 
-    # Whether updates change the weights.
-
-    def _copy_some(self, optimizer: Any) -> None:
-        """Copy a few weights before a step."""
-        if self._session.facts.get("wrapper") in SHARDED_WRAPPERS:
-            return
-        self._before = []
-        groups = getattr(optimizer, "param_groups", None) or [{}]
-        rate = groups[0].get("lr") if isinstance(groups[0], dict) else None
-        if not isinstance(rate, (int, float)) or rate <= 0:
-            return
-        if self._rate is not None and rate > 2 * self._rate:
-            self._changed = []  # The rate is still rising.
-        if not self._changed:
-            self._rate = float(rate)
-        for group in groups[:_MAX_PROBED]:
-            for parameter in group.get("params", ()):
-                if (
-                    type(parameter) is self._torch.nn.Parameter
-                    and parameter.grad is not None
-                    and parameter.grad.layout is self._torch.strided
-                    and parameter.dim() > 1
-                    and parameter.is_contiguous()
-                    and len(self._before) < _MAX_PROBED
-                ):
-                    part = parameter.detach().view(-1)[:_MAX_PROBED_ELEMENTS]
-                    with_gradient = parameter.grad.detach().reshape(-1)[:_MAX_PROBED_ELEMENTS] != 0
-                    self._before.append((part, part.clone(), with_gradient))
-
-    def on_step(self, optimizer: Any) -> None:
-        """Compare the copied weights after the step."""
-        if not self._before:
-            return
-        changed = total = 0
-        for part, copy, with_gradient in self._before:
-            changed += int(((part != copy) & with_gradient).sum())
-            total += int(with_gradient.sum())
-        dtype = str(self._before[0][0].dtype)
-        self._before = []
-        if not total:
-            return
-        self._changed.append(changed / total)
-        if len(self._changed) < _NUM_UPDATES:
-            return
-        share = sum(self._changed) / len(self._changed)
-        if share < _MIN_CHANGED_SHARE:
-            self._session.report_anomaly(
-                "weights-unchanged",
-                names=[dtype.replace("torch.", "")],
-                step=max(1, self._session.step + 1 - _NUM_UPDATES),
-                share=share,
-                rate=self._rate or 0.0,
-            )
-
 
 def install(torch: Any, session: RankSession) -> None:
     """Examine sampled steps of the leading optimizer."""
     checks = ParameterChecks(torch, session)
     session.on_backward.append(session.wrap_part(PART, checks.on_backward))
     session.before_step.append(session.wrap_part(PART, checks.before_step))
-    session.on_step.append(session.wrap_part(PART, checks.on_step))
     session.on_leader_chosen.append(session.wrap_part(PART, checks.on_leader_chosen))
     session.on_tick.append(session.wrap_part(PART, checks.on_tick))
     session.on_fork.append(checks.forget)
+    unfreezing.install(session, PART, checks.restart)
+    updates = UpdateChecks(torch, session)
+    session.before_step.append(session.wrap_part(PART, updates.before_step))
+    session.on_step.append(session.wrap_part(PART, updates.on_step))
+    session.on_leader_chosen.append(session.wrap_part(PART, updates.on_leader_chosen))
+    session.on_fork.append(updates.forget)

@@ -159,6 +159,12 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no-gradient-graph": (
         "no-parameter-gradient", {"names": ["a"], "numbers": {"names": 1}}, "never gets a gradient", "detach",
     ),
+    "no-gradient-disabled": (
+        "no-parameter-gradient",
+        {"names": ["encoder.weight"], "numbers": {"names": 1}},
+        "never gets a gradient",
+        "run under torch.no_grad()",
+    ),
     "no-gradient-checkpoint": (
         "no-parameter-gradient",
         {"names": list("abcdefgh"), "numbers": {"names": 8}},
@@ -180,6 +186,12 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {"names": ["2 Dropout"], "numbers": {"names": 1, "was_training": 4}},
         "from step 5 on: 2 Dropout",
         "after each evaluation",
+    ),
+    "layers-eval-while-training": (
+        "layers-eval-while-training",
+        {"names": ["encoder", "2 Dropout"], "numbers": {"names": 2, "was_training": 4}},
+        "encoder trains in evaluation mode from step 5 on",
+        "model.train() after each evaluation",
     ),
     "train-while-evaluating": (
         "train-while-evaluating", {"names": ["1 BatchNorm2d"], "numbers": {"names": 1, "batches": 3}},

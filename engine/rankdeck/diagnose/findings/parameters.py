@@ -52,9 +52,16 @@ def _gradient_without_optimizer(event: events.Anomaly) -> Report:
             replaced,
         )
         if replaced
+        else phrase("frozen at first, with a gradient since step {step} or earlier", step=event.step)
+        if event.numbers.get("unfrozen")
         else phrase("found in step {step}", step=event.step),
         phrase("Create the optimizer after the last change of the model's layers.")
         if replaced
+        else phrase(
+            "Call optimizer.add_param_group with the unfrozen parameters, or create the optimizer with all "
+            "parameters: those without a gradient are skipped."
+        )
+        if event.numbers.get("unfrozen")
         else phrase("Pass these parameters to the optimizer, or set requires_grad = False on them."),
     )
 
@@ -68,16 +75,25 @@ def _no_parameter_gradient(event: events.Anomaly) -> Report:
             names=list_names(event),
         ),
         phrase("no gradient in any of 15 sampled steps from step {step} on", step=event.step),
-        phrase(
+        _gradient_advice(event),
+    )
+
+
+def _gradient_advice(event: events.Anomaly) -> str:
+    if event.code == "no-gradient-checkpoint":
+        return phrase(
             "Call checkpoint(..., use_reentrant=False). Re-entrant checkpointing cuts off a block whose "
             "inputs need no gradient, as after a frozen embedding; with it, call "
             "enable_input_require_grads() or set requires_grad on the block's input."
         )
-        if event.code == "no-gradient-checkpoint"
-        else phrase(
-            "Look for what cuts the graph between these layers and the loss: .detach(), .data, .item(), "
-            "torch.no_grad(), or a conversion to NumPy."
-        ),
+    if event.code == "no-gradient-disabled":
+        return phrase(
+            "These layers run under torch.no_grad() or torch.inference_mode(): run them outside of it. "
+            "If they are frozen on purpose, set requires_grad = False and call eval() on them."
+        )
+    return phrase(
+        "Look for what cuts the graph between these layers and the loss: .detach(), .data, .item(), "
+        "torch.no_grad(), or a conversion to NumPy."
     )
 
 
@@ -135,7 +151,11 @@ def _weights_unchanged(event: events.Anomaly) -> Report:
 
 _ROWS: tuple[AnomalyRow, ...] = (
     ("optimizer-without-gradients", ("optimizer-without-gradients",), _optimizer_without_gradients),
-    ("no-parameter-gradient", ("no-gradient-checkpoint", "no-gradient-graph"), _no_parameter_gradient),
+    (
+        "no-parameter-gradient",
+        ("no-gradient-checkpoint", "no-gradient-graph", "no-gradient-disabled"),
+        _no_parameter_gradient,
+    ),
     ("gradient-without-optimizer", ("gradient-without-optimizer",), _gradient_without_optimizer),
     ("frozen-after-wrapping", ("frozen-after-wrapping",), _frozen_after_wrapping),
     ("stepped-twice", ("stepped-twice",), _stepped_twice),

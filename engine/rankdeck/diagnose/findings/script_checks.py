@@ -63,6 +63,30 @@ def _eval_while_training(event: events.Anomaly) -> Report:
     )
 
 
+def _layers_eval_while_training(event: events.Anomaly) -> Report:
+    # The first name lists the submodules, the others count their layers.
+    paths, layers = event.names[0] if event.names else "", ", ".join(event.names[1:])
+    more, before = number_of(event, "more"), number_of(event, "was_training")
+    return (
+        phrase(
+            "{modules} trains in evaluation mode from step {step} on, while the rest of the model is in "
+            "training mode: {layers} behave as in evaluation.",
+            modules=phrase("{names} and {n} more", names=paths, n=more) if more > 0 else paths,
+            step=event.step,
+            layers=layers,
+        ),
+        phrase("put into evaluation mode after step {step}, evaluated, and not restored", step=before)
+        if before
+        else phrase("in evaluation mode from the first step on; its weights have gradients"),
+        phrase("Call model.train() after each evaluation: it restores all submodules.")
+        if before
+        else phrase(
+            "Call model.train() on the whole model before training: a module from from_pretrained is in "
+            "evaluation mode, and stays so when it becomes part of another."
+        ),
+    )
+
+
 def _train_while_evaluating(event: events.Anomaly) -> Report:
     return (
         phrase(
@@ -126,6 +150,7 @@ _ROWS: tuple[AnomalyRow, ...] = (
     ("clip-before-unscale", ("clip-before-unscale",), _clip_before_unscale),
     ("gradients-not-cleared", ("gradients-not-cleared",), _gradients_not_cleared),
     ("eval-while-training", ("eval-while-training",), _eval_while_training),
+    ("layers-eval-while-training", ("layers-eval-while-training",), _layers_eval_while_training),
     ("train-while-evaluating", ("train-while-evaluating",), _train_while_evaluating),
     ("scheduler-steps-rarely", ("scheduler-steps-rarely",), _scheduler_steps_rarely),
 )
