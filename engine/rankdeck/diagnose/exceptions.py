@@ -275,14 +275,11 @@ class RuleMatch:
             if rule.meaning and _placeholders(rule.meaning) <= groups.keys()
             else None
         )
-        advice = (rule.script_advice if for_script else "") or rule.advice
-        if not advice:
+        template = (rule.script_advice if for_script else "") or rule.advice
+        if not template:
             return meaning
-        return (
-            phrase(advice)
-            if meaning is None
-            else phrase("{says} {advice}", says=meaning, advice=phrase(advice))
-        )
+        advice = phrase(template, **(groups if _placeholders(template) else {}))
+        return advice if meaning is None else phrase("{says} {advice}", says=meaning, advice=advice)
 
 
 def match_rule(kind: str, text: str) -> RuleMatch | None:
