@@ -41,7 +41,7 @@ from rankdeck.diagnose.exceptions import (
     is_out_of_memory,
     match_rule,
     memory_limit_advice,
-    quote_log,
+    quote_logs,
 )
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.launch import rank_start
@@ -256,9 +256,9 @@ class Supervisor(SupervisorInterface):
         return self._fail(cause.problem, cause.exit_code)
 
     def _with_evidence(self, cause: Cause) -> Cause:
-        rank = 0 if cause.problem.rank is None else cause.problem.rank
-        log = self._watch.errors_log(rank)
-        evidence = quote_log(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        # A problem may quote another rank than the one that it blames: the rank that waited for it.
+        ranks = [cause.problem.rank or 0, *(process.rank for process in self._watch.ranks)]
+        evidence = quote_logs(map(self._watch.errors_log, ranks), cause.problem.last_lines)
         return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=evidence))
 
     def _restart_problem(self, cause: Problem) -> Problem:
