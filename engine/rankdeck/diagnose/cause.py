@@ -35,8 +35,7 @@ from rankdeck.diagnose.exceptions import (
 )
 from rankdeck.diagnose.hang import HangState, beat_location, find_laggard, hang_problem
 from rankdeck.diagnose.mismatch import mismatch_problem
-from rankdeck.diagnose.stacks import CollectiveCall, Frame
-from rankdeck.events import RankFailed
+from rankdeck.diagnose.rank_evidence import RankEvidence
 
 EXIT_STOPPED = 130
 _LOST_CONNECTION = re.compile(r"(?:EOFError|Connection\w+Error|BrokenPipeError)\b")
@@ -45,34 +44,6 @@ SIGNAL_ADVICE = tr_noop("The signal came from outside Rankdeck.")
 SIGKILL_ADVICE = tr_noop(
     "The signal came from outside Rankdeck. The kernel also sends it when memory runs out (see dmesg)."
 )
-
-
-@dataclass(frozen=True)
-class RankEvidence:
-    """Facts about one rank of a failed run.
-
-    `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
-    `has_finished`: the rank reported that its work was done, so its exit status means nothing.
-    `was_asked_to_stop`: SIGTERM was sent to this rank itself; other ranks may have stopped as a result.
-    `failure` is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and
-    its microbatch at the time when a hang was suspected.
-    """
-
-    rank: int
-    exit_code: int | None
-    has_finished: bool = False
-    was_asked_to_stop: bool = False
-    failure: RankFailed | None = None
-    beat: Beat | None = None
-    is_suspended: bool = False
-    last_lines: tuple[str, ...] = ()
-    frames: Sequence[Frame] = ()
-    calls: Sequence[CollectiveCall] = ()
-    microbatch: Phrase | None = None
-    host: str = ""
-    resource_error: str = ""
-    """Log line about a resource that the machine lacks; a process that reads data for the rank may have
-    written it."""
 
 
 @dataclass(frozen=True)

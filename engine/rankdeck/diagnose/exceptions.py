@@ -107,6 +107,7 @@ def quote_logs(logs: Iterable[Path], lines: Sequence[str]) -> tuple[Evidence, ..
     """Return the last of `lines` as evidence from the first of the logs that contains it; from the first log
     if none does."""
     quotes: list[tuple[Evidence, ...]] = []
+    # A problem may quote another rank than the one that it blames: the rank that waited for it.
     for log in logs:
         quote = _quote_log(log, lines, f"{log.parent.name}/{log.name}")
         if quote and quote[0].line is not None:

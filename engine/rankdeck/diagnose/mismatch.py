@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.exceptions import match_rule
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.rank_lists import join_ranks
 from rankdeck.diagnose.stacks import CollectiveCall, Frame, find_mismatch
 from rankdeck.diagnose.user_code import code_owner, is_user_file
-
-if TYPE_CHECKING:
-    from rankdeck.diagnose.cause import RankEvidence
 
 MISMATCH = "collectives-differ"
 _WRAPPER_FILES = ("torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py")

@@ -20,9 +20,9 @@ from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import advice_for, is_communication_error, match_rule, read_last_lines
 from rankdeck.diagnose.hang import COMPUTING_CORES, HangState
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.script_hang import rank_left_problem, script_hang_warning, working_rank
 from rankdeck.diagnose.tracebacks import read_failure, thread_exception_text, was_exiting
 from rankdeck.launch.processes import is_running, is_suspended, signal_if_handled

@@ -34,7 +34,7 @@ from rankdeck import debug_log, events
 from rankdeck.base import cgroups, files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import phrase, tr_noop
-from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
 from rankdeck.diagnose.exceptions import (
     RESOURCE_CODES,
     advice_for,
@@ -44,6 +44,7 @@ from rankdeck.diagnose.exceptions import (
     quote_logs,
 )
 from rankdeck.diagnose.failure_rules import COMMUNICATION
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.launch import rank_start
 from rankdeck.launch.layout import parse_layout
 from rankdeck.launch.lost_events import disk_problem
@@ -256,8 +257,7 @@ class Supervisor(SupervisorInterface):
         return self._fail(cause.problem, cause.exit_code)
 
     def _with_evidence(self, cause: Cause) -> Cause:
-        # A problem may quote another rank than the one that it blames: the rank that waited for it.
-        ranks = [cause.problem.rank or 0, *(process.rank for process in self._watch.ranks)]
+        ranks = [cause.problem.rank or 0, *(rank.rank for rank in self._watch.ranks)]
         evidence = quote_logs(map(self._watch.errors_log, ranks), cause.problem.last_lines)
         return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=evidence))
 

@@ -27,9 +27,9 @@ from rankdeck.base.heartbeat import (
 )
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
-from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import last_resource_error, read_last_lines
 from rankdeck.diagnose.hang import HangState, HangTimeouts, awaited_ranks, hang_warning
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
 from rankdeck.diagnose.tracebacks import crash_frames
 from rankdeck.launch.lost_events import NUM_TAIL, LostEvents, find_lost_events
