@@ -48,10 +48,24 @@ _LAUNCH_BLOCKING_ADVICE = tr_noop(
     "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or "
     "rehearse the run on the CPU."
 )
+_CPU_ADVICE = tr_noop(
+    "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or on the CPU, "
+    "where the error names the index."
+)
 _DOCTOR_ADVICE = tr_noop("Check the machine with: rankdeck doctor")
 _LOCAL_RANK_ADVICE = tr_noop(
     "In a run, GPU indices start at 0: read the index from LOCAL_RANK, and call "
     "torch.cuda.set_device with it first."
+)
+_NCCL_ADVICE = tr_noop(
+    "Run again with NCCL_DEBUG=INFO: the last NCCL WARN line names the call. Check that each rank has its "
+    "own "
+    "GPU, that /dev/shm has space, and NCCL_SOCKET_IFNAME."
+)
+_LOST_RANK_TEXT = tr_noop("Another rank ended, or did not reach this collective in time.")
+_OTHER_RANKS_ADVICE = tr_noop(
+    "Find the first error in the other ranks' logs. If a rank is only slow, pass a longer timeout=... to "
+    "init_process_group."
 )
 
 FAILURE_RULES: tuple[FailureRule, ...] = (
@@ -66,7 +80,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     ),
     FailureRule(
         "out-of-memory",
-        r"can't allocate memory|CUDA out of memory|\b(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED",
+        r"(?:can't|[Cc]annot) allocate memory|CUDA out of memory|Cuda failure (?:\d+ )?'out of memory'"
+        r"|\b(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|Unable to find a valid cuDNN algorithm",
         advice=tr_noop(
             "Lower train.global_batch, raise train.accumulate, or set train.activation_checkpointing = true."
         ),
@@ -80,6 +95,30 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         ),
         advice=tr_noop("Set train.compile = false, or use a smaller model."),
         script_advice=tr_noop("Do not compile that code, or make the kernel's blocks smaller."),
+    ),
+    # Before "shared-memory": both messages name shared memory, but files ran out.
+    FailureRule(
+        "too-many-files",
+        r"received \d+ items of ancdata"
+        r"|(?:shared memory object|unable to write to file) </?torch_[^\n]*Too many open files",
+        meaning=tr_noop(
+            "Each tensor from a DataLoader worker takes one file descriptor, and the process has no more."
+        ),
+        advice=tr_noop("Raise the limit (ulimit -n), or use fewer workers (data.workers)."),
+        script_advice=tr_noop(
+            "Call torch.multiprocessing.set_sharing_strategy('file_system') at the start of the script, or "
+            "raise the limit (ulimit -n)."
+        ),
+    ),
+    # The sender's exit unlinks the file; a full /dev/shm has another errno.
+    FailureRule(
+        "sender-gone",
+        r"unable to (?:open|resize) (?:shared memory object|file) </?torch_[^\n]*No such file or directory",
+        meaning=tr_noop("A tensor's shared memory was removed before another process could open it."),
+        advice=tr_noop(
+            "Keep the process that sent the tensor alive until the other process has received it: join the "
+            "receiver first."
+        ),
     ),
     FailureRule(
         "shared-memory",
@@ -130,7 +169,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "unused-parameters",
         r"Expected to have finished reduction in the prior iteration"
-        r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<names>[^\n]+))?",
+        r".*?Parameters which did not receive grad for rank \d+: (?P<names>[^\n]+)",
         meaning=tr_noop("These parameters did not contribute to the loss: {names}."),
         advice=tr_noop(
             "Set strategy.find_unused_parameters = true, or remove the unused parameters from the model."
@@ -141,12 +180,186 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         ),
     ),
     FailureRule(
+        "unused-parameters",
+        r"Expected to have finished reduction in the prior iteration",
+        meaning=tr_noop("Some parameters did not contribute to the loss."),
+        advice=tr_noop(
+            "Set strategy.find_unused_parameters = true, or remove the unused parameters from the model."
+        ),
+        script_advice=tr_noop(
+            "Pass find_unused_parameters=True to DistributedDataParallel, or remove the unused parameters: "
+            "TORCH_DISTRIBUTED_DEBUG=INFO names them."
+        ),
+    ),
+    # torch names the parameter only with TORCH_DISTRIBUTED_DEBUG, which the observer sets.
+    FailureRule(
+        "ready-twice",
+        r"Expected to mark a variable ready only once.*?with name (?P<name>[\w.]+) has been marked as ready",
+        meaning=tr_noop("The gradient of {name} was computed twice in one backward pass."),
+        advice=tr_noop("Set strategy.static_graph = true, or use each parameter once per step."),
+        script_advice=tr_noop(
+            "Pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel."
+        ),
+    ),
+    FailureRule(
         "ready-twice",
         r"Expected to mark a variable ready only once",
         meaning=tr_noop("A parameter was used in two forward or backward passes of one step."),
         advice=tr_noop("Set strategy.static_graph = true, or use each parameter once per step."),
         script_advice=tr_noop(
-            "Pass static_graph=True to DistributedDataParallel, or use_reentrant=False to checkpoint()."
+            "Pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel."
+        ),
+    ),
+    FailureRule(
+        "graph-changed",
+        r"Your training graph has changed in this iteration",
+        meaning=tr_noop("The steps use different parameters, but static_graph promises the same ones."),
+        advice=tr_noop("Set strategy.static_graph = false and strategy.find_unused_parameters = true."),
+        script_advice=tr_noop(
+            "In DistributedDataParallel, replace static_graph=True with find_unused_parameters=True."
+        ),
+    ),
+    # A rank that is gone counts as one without parameters.
+    FailureRule(
+        "rank-missing",
+        r"DDP expects same model across all ranks, but Rank \d+ has \d+ params, while rank (?P<rank>\d+) "
+        r"has inconsistent 0 params",
+        meaning=tr_noop(
+            "Rank {rank} ended or got no reply while DistributedDataParallel compared the models."
+        ),
+        advice=tr_noop(
+            "Find the first error in the log of rank {rank}, and check that it calls DistributedDataParallel."
+        ),
+        is_about_others=True,
+    ),
+    FailureRule(
+        "model-differs",
+        r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, "
+        r"while rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
+        meaning=tr_noop(
+            "The ranks built different models: rank {rank} has {own} parameter tensors, rank {other} "
+            "{others}."
+        ),
+        advice=tr_noop(
+            "Build the model from the same code and options on every rank: look for a condition on the rank, "
+            "a flag or requires_grad before DistributedDataParallel."
+        ),
+    ),
+    FailureRule(
+        "model-differs",
+        r"\[(?P<rank>\d+)\]: params\[(?P<index>\d+)\] in this process with sizes (?P<shape>\[[\d, ]*\]) "
+        r"appears not to match",
+        meaning=tr_noop(
+            "The ranks built different models: parameter {index} has shape {shape} on rank {rank}, another "
+            "on rank 0."
+        ),
+        advice=tr_noop(
+            "Build the model with the same sizes on every rank: compute vocabulary and class counts from the "
+            "whole data set, not from the rank's part."
+        ),
+    ),
+    FailureRule(
+        "frozen-model",
+        r"DistributedDataParallel is not needed when a module doesn't have any parameter",
+        meaning=tr_noop("No parameter of the wrapped model requires a gradient."),
+        advice=tr_noop(
+            "Call requires_grad_(True) on the layers to train before DistributedDataParallel, and leave a "
+            "frozen model unwrapped."
+        ),
+    ),
+    FailureRule(
+        "lazy-model",
+        r"Modules with uninitialized parameters can't be used with",
+        meaning=tr_noop("A lazy layer, such as LazyLinear, has no weight before its first forward."),
+        advice=tr_noop("Run the model once on a sample batch before wrapping it."),
+    ),
+    # Python's own AttributeError, raised by nn.Module.__getattr__.
+    FailureRule(
+        "wrapper-attribute",
+        r"'(?P<wrapper>DistributedDataParallel|DataParallel)' object has no attribute '(?P<name>\w+)'",
+        meaning=tr_noop("{name} belongs to the model inside the {wrapper} wrapper."),
+        advice=tr_noop(
+            "Read it as model.module.{name}; compute the loss through model(...), so that gradients are "
+            "synced."
+        ),
+    ),
+    FailureRule(
+        "device-ids",
+        r"device_ids and output_device arguments only work with",
+        meaning=tr_noop(
+            "The model was not on the GPU in device_ids when DistributedDataParallel wrapped it."
+        ),
+        advice=tr_noop(
+            "Call model.to(local_rank) before DistributedDataParallel(model, device_ids=[local_rank]), and "
+            "leave device_ids out on the CPU."
+        ),
+    ),
+    FailureRule(
+        "model-on-two-devices",
+        r"input module must be on the same type of devices"
+        r"|module must have its parameters and buffers on device",
+        meaning=tr_noop("Parts of the model are on different devices."),
+        advice=tr_noop("Call model.to(device) on the whole model before you wrap it."),
+    ),
+    FailureRule(
+        "sync-batchnorm-on-cpu",
+        r"SyncBatchNorm (?:expected input tensor to be on GPU|layers only work with GPU)",
+        meaning=tr_noop("SyncBatchNorm works only on GPUs."),
+        advice=tr_noop(
+            "Call convert_sync_batchnorm only for a model on GPUs; on the CPU keep BatchNorm with a larger "
+            "batch."
+        ),
+    ),
+    FailureRule(
+        "mixed-requires-grad",
+        r"Must flatten tensors with uniform `requires_grad`",
+        meaning=tr_noop("An FSDP unit has both frozen and trainable parameters, for example with LoRA."),
+        advice=tr_noop(
+            "Pass use_orig_params=True to FullyShardedDataParallel, or wrap frozen and trainable layers "
+            "apart."
+        ),
+    ),
+    FailureRule(
+        "mixed-dtypes",
+        r"Must flatten tensors with uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)"
+        r"|FSDP expects uniform original parameter dtype",
+        meaning=tr_noop("An FSDP unit has parameters of two dtypes, {one} and {other}."),
+        advice=tr_noop(
+            "Call model.float() or model.to(torch.bfloat16) before FSDP, and set the compute dtype in "
+            "MixedPrecision."
+        ),
+    ),
+    FailureRule(
+        "meta-weights",
+        r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor",
+        meaning=tr_noop("Some weights are still on the meta device, which stores no data."),
+        advice=tr_noop(
+            "Call model.to_empty(device=device), then initialise the weights or load a checkpoint, before "
+            "the "
+            "first forward."
+        ),
+    ),
+    FailureRule(
+        "fsdp-moved",
+        r"An FSDP-managed module (?:unexpectedly has"
+        r"|with parameter CPU offloading enabled has) parameters on",
+        meaning=tr_noop("FSDP's weights are not on the device that it computes on."),
+        advice=tr_noop(
+            "Pass device_id=torch.cuda.current_device() to FullyShardedDataParallel, and do not move the "
+            "model "
+            "afterwards."
+        ),
+    ),
+    # FSDP itself rarely notices; libraries around it raise this.
+    FailureRule(
+        "optimizer-before-sharding",
+        r"optimizer (?:should|must) be (?:constructed|created|initialized) after|optimizer state[^\n]*before "
+        r"wrapping",
+        meaning=tr_noop(
+            "The optimizer was created before the model was sharded, so it has the old parameters."
+        ),
+        advice=tr_noop(
+            "Create the optimizer after FullyShardedDataParallel or fully_shard, from model.parameters()."
         ),
     ),
     FailureRule(
@@ -161,7 +374,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("Code outside the layer reads a sharded weight directly."),
         advice=tr_noop("Call the layer instead of reading its weight, or set strategy.use = ddp."),
         script_advice=tr_noop(
-            "Call the module instead of reading its weight, or gather it first (DTensor.full_tensor)."
+            "Call the module instead of reading its weight, or gather it first (DTensor.full_tensor). Load "
+            "weights with set_model_state_dict, and call fully_shard on the root model too."
         ),
     ),
     # Ports, interfaces, firewalls
@@ -174,14 +388,24 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "that listens on the port (ss -ltnp shows it)."
         ),
     ),
+    # gloo searches for an interface by name only if GLOO_SOCKET_IFNAME is set.
     FailureRule(
         "no-interface",
-        r"Unable to find address for: *(?P<interface>[^\s\]]+)|(?:no|No) socket interface found",
-        meaning=tr_noop("There is no network interface {interface} with an address."),
-        advice=tr_noop(
-            "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface that `ip -br "
-            "address` shows, or unset them."
+        r"Unable to find address for: *(?P<interface>[^\s\]]+)",
+        meaning=tr_noop(
+            "GLOO_SOCKET_IFNAME is {interface}, but this machine has no such interface with an address."
         ),
+        advice=tr_noop(
+            "Unset GLOO_SOCKET_IFNAME, or set it to an interface that `ip -br address` shows; the same is "
+            "true "
+            "of NCCL_SOCKET_IFNAME."
+        ),
+    ),
+    FailureRule(
+        "no-interface",
+        r"(?:no|No) socket interface found",
+        meaning=tr_noop("NCCL found no network interface that NCCL_SOCKET_IFNAME allows."),
+        advice=tr_noop("Unset NCCL_SOCKET_IFNAME, or set it to an interface that `ip -br address` shows."),
     ),
     FailureRule(
         "no-host",
@@ -212,6 +436,102 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Call torch.distributed.init_process_group() first, on every rank. If a library "
             "needs it only because torchrun's variables are set, start one process without "
             "them: rankdeck run --plain."
+        ),
+    ),
+    FailureRule(
+        "process-group-twice",
+        r"trying to initialize the default process group twice",
+        meaning=tr_noop("init_process_group was called in a process that already has a process group."),
+        advice=tr_noop(
+            "Call it once, or only if torch.distributed.is_initialized() is False: Accelerate, Lightning and "
+            "the Trainer call it too."
+        ),
+    ),
+    # Each of these four is a stage of joining, in the order in which a process passes them.
+    FailureRule(
+        "ranks-did-not-join",
+        r"Timed out after \d+ seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) clients joined",
+        meaning=tr_noop("Only {joined} of {expected} processes joined the process group."),
+        advice=tr_noop(
+            "Start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and check the logs of "
+            "the "
+            "ranks that did not join; slow ones need init_process_group(timeout=...)."
+        ),
+        is_about_others=True,
+    ),
+    FailureRule(
+        "ranks-did-not-join",
+        r"store based barrier on rank[^\n]*world_size=(?P<expected>\d+), num_workers_joined=(?P<joined>\d+)",
+        meaning=tr_noop("Only {joined} of {expected} ranks called init_process_group or new_group."),
+        advice=tr_noop(
+            "Call init_process_group and new_group on every rank, members or not; slow ranks need a longer "
+            "timeout=..."
+        ),
+        is_about_others=True,
+    ),
+    FailureRule(
+        "ranks-did-not-join",
+        r"wait timeout after (?P<milliseconds>\d+)ms, keys: (?P<key>\S+)",
+        meaning=tr_noop("No other rank wrote {key} to the store within {milliseconds} ms."),
+        advice=tr_noop(
+            "Check that every rank reaches this init_process_group, new_group or first collective; slow "
+            "ranks "
+            "need init_process_group(timeout=...)."
+        ),
+        is_about_others=True,
+    ),
+    FailureRule(
+        "ranks-did-not-join",
+        r"RendezvousTimeoutError|[Rr]endezvous[^\n]*timed out",
+        meaning=tr_noop("torchrun's agents did not all join the rendezvous in time."),
+        advice=tr_noop(
+            "Start torchrun on every node with the same --nnodes, --rdzv-id and --rdzv-endpoint, and check "
+            "that the port is open."
+        ),
+        is_about_others=True,
+    ),
+    FailureRule(
+        "device-without-backend",
+        r"No backend type associated with device type (?P<device>\w+)",
+        meaning=tr_noop("The process group's backend cannot send tensors that are on {device}."),
+        advice=tr_noop(
+            'Call init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the backend\'s device '
+            "first."
+        ),
+    ),
+    FailureRule(
+        "device-without-backend",
+        r"Tensors must be CUDA and dense|Tensor must be CUDA"
+        r"|ProcessGroupNCCL[^\n]*only supports CUDA tensors",
+        meaning=tr_noop("NCCL was called with a tensor that is on the CPU."),
+        advice=tr_noop(
+            "Move the tensor to the rank's GPU first: tensor.to(local_rank); for objects, call "
+            "torch.cuda.set_device(local_rank) first."
+        ),
+    ),
+    FailureRule(
+        "reduce-op",
+        r"Cannot use (?P<operation>ReduceOp\.\w+) with",
+        meaning=tr_noop("The backend does not support {operation}."),
+        advice=tr_noop(
+            "Use ReduceOp.SUM, and divide the result by torch.distributed.get_world_size() for an average."
+        ),
+    ),
+    FailureRule(
+        "not-contiguous",
+        r"Tensors must be contiguous|[Tt]ensor must be contiguous",
+        meaning=tr_noop(
+            "A collective got a tensor that is not contiguous in memory, such as a transposed one."
+        ),
+        advice=tr_noop("Call tensor.contiguous() before the collective."),
+    ),
+    FailureRule(
+        "mesh-size",
+        r"Mesh should not be bigger than default world size (?P<world_size>\d+), but found (?P<size>\d+)",
+        meaning=tr_noop("The device mesh has {size} ranks, but the run has {world_size}."),
+        advice=tr_noop(
+            "Make the product of the sizes in init_device_mesh equal to the world size, or start {size} "
+            "ranks."
         ),
     ),
     FailureRule(
@@ -279,6 +599,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "or a token outside the vocabulary."
         ),
         advice=_LAUNCH_BLOCKING_ADVICE,
+        script_advice=_CPU_ADVICE,
     ),
     FailureRule(
         "gpu-fault",
@@ -286,6 +607,31 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|unspecified launch failure",
         meaning=tr_noop("A GPU kernel failed."),
         advice=_LAUNCH_BLOCKING_ADVICE,
+    ),
+    # In exclusive mode a second process fails at its first allocation.
+    FailureRule(
+        "gpu-busy",
+        r"(?:all )?CUDA-capable device(?:\(s\)|s)? (?:is/are|are) busy or unavailable",
+        meaning=tr_noop("Another process has the GPU for itself, or the GPU refuses new processes."),
+        advice=tr_noop(
+            "End the other process (nvidia-smi lists it), or set the compute mode to default: nvidia-smi "
+            "-c 0."
+        ),
+    ),
+    # Without memory for its workspace, a library reports that it is not initialised.
+    FailureRule(
+        "gpu-library",
+        r"\b(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)",
+        meaning=tr_noop(
+            "A CUDA library failed, usually because GPU memory is full or an index was out of range before "
+            "it."
+        ),
+        advice=_LAUNCH_BLOCKING_ADVICE,
+        script_advice=tr_noop(
+            "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment and a smaller batch; if that fails "
+            "too, "
+            "run on the CPU, where the error names the index."
+        ),
     ),
     FailureRule(
         "gpu-lost",
@@ -309,9 +655,29 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     ),
     FailureRule(
         "no-cuda",
-        r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled",
+        r"Torch not compiled with CUDA enabled",
+        meaning=tr_noop("The installed torch is a CPU build, so it cannot use a GPU."),
+        advice=tr_noop("Install a CUDA build of torch. Check the machine with: rankdeck doctor"),
+        script_advice=tr_noop(
+            'Install a CUDA build of torch, or use device = "cuda" if torch.cuda.is_available() else "cpu".'
+        ),
+    ),
+    # torch.load, not a computation: the fix is an argument.
+    FailureRule(
+        "no-cuda",
+        r"Attempting to deserialize object on (?:a )?\w+ device",
+        meaning=tr_noop("The file was saved on a GPU that this process does not have."),
+        advice=tr_noop('Pass map_location="cpu" to torch.load, then move the model to its device.'),
+    ),
+    FailureRule(
+        "no-cuda",
+        r"Found no NVIDIA driver|No CUDA GPUs are available|CUDA driver initialization failed"
+        r"|CUDA unknown error - this may be due to an incorrectly set up environment",
         meaning=tr_noop("No GPU is visible to this Python process."),
         advice=_DOCTOR_ADVICE,
+        script_advice=tr_noop(
+            "Check CUDA_VISIBLE_DEVICES, which must name existing GPUs, and the machine: rankdeck doctor"
+        ),
     ),
     FailureRule(
         "cuda-after-fork",
@@ -322,11 +688,69 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "devices-mixed",
         r"Expected all tensors to be on the same device"
-        r"(?:.*?at least two devices, (?P<one>[\w:]+)(?: and |, )(?P<other>[\w:]+\w))?",
+        r".*?at least two devices, (?P<one>[\w:]+)(?: and |, )(?P<other>[\w:]+\w)",
         meaning=tr_noop("An operation got tensors on {one} and {other}."),
         advice=tr_noop(
             "Create tensors on the inputs' device (device=x.device), and register constants as "
             "buffers of the model."
+        ),
+    ),
+    FailureRule(
+        "devices-mixed",
+        r"Expected all tensors to be on the same device, but got (?P<argument>\w+) is on (?P<one>[\w:]+), "
+        r"different from other tensors on (?P<other>[\w:]+\w)",
+        meaning=tr_noop("The argument {argument} is on {one}, the other tensors are on {other}."),
+        advice=tr_noop(
+            "Move the batch and the model to one device with .to(device), and register constants as buffers "
+            "of the model."
+        ),
+    ),
+    # torch says that types differ, but the devices do.
+    FailureRule(
+        "devices-mixed",
+        r"Input type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.(?!cuda)\w+\)",
+        meaning=tr_noop("The input is on the GPU, but the layer's weight is on the CPU."),
+        advice=tr_noop(
+            "Call model.to(device) before training; a list of layers must be an nn.ModuleList to move too."
+        ),
+    ),
+    FailureRule(
+        "devices-mixed",
+        r"Input type \(torch\.(?!cuda)\w+\) and (?:weight|bias) type \(torch\.cuda\.\w+\)",
+        meaning=tr_noop("The layer's weight is on the GPU, but the input is on the CPU."),
+        advice=tr_noop("Move the batch to the model's device in the loop: x = x.to(device)."),
+    ),
+    FailureRule(
+        "devices-mixed",
+        r"Expected all tensors to be on the same device"
+        r"|indices should be either on cpu or on the same device as the indexed tensor"
+        r"|Tensor for argument .{,40} is on \w+ but expected on",
+        meaning=tr_noop("An operation got tensors on two devices."),
+        advice=tr_noop("Move both tensors to one device before that line: index = index.to(x.device)."),
+    ),
+    FailureRule(
+        "numpy-of-gpu-tensor",
+        r"can't convert \w+(?::\d+)? device type tensor to numpy"
+        r"|Can't call numpy\(\) on Tensor that requires",
+        meaning=tr_noop("numpy can read only tensors on the CPU that need no gradient."),
+        advice=tr_noop("Convert it with tensor.detach().cpu().numpy()."),
+    ),
+    FailureRule(
+        "pinned-twice",
+        r"cannot pin '[\w.]+' only dense CPU tensors can be pinned",
+        meaning=tr_noop("The data set returns GPU tensors, which cannot be pinned."),
+        advice=tr_noop(
+            "Return CPU tensors from the data set and move the batch in the loop, or pass pin_memory=False."
+        ),
+    ),
+    FailureRule(
+        "generator-device",
+        r"Expected a '\w+' device type for generator but found '(?P<device>\w+)'",
+        meaning=tr_noop("The random generator is on {device}, not on the default device."),
+        advice=tr_noop(
+            "Pass generator=torch.Generator(device=...) to the DataLoader, or drop set_default_device and "
+            "move "
+            "tensors with .to(device)."
         ),
     ),
     # Shapes, dtypes, ranges
@@ -343,6 +767,15 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         advice=tr_noop("Set the vocabulary size to at least the largest token ID plus one."),
     ),
     FailureRule(
+        "input-too-small",
+        r"Kernel size: \((?P<kernel>[\dx ]+)\)\. Kernel size can't be greater than actual input size"
+        r"|Output size is too small|Expected more than 1 spatial element when training",
+        meaning=tr_noop("The image or sequence became smaller than the layer's window."),
+        advice=tr_noop(
+            "Use larger inputs, or fewer or smaller strides and poolings before that layer, or padding."
+        ),
+    ),
+    FailureRule(
         "batch-of-one",
         r"Expected more than 1 value per channel when training",
         meaning=tr_noop("A batch norm got a single sample, which has no variance."),
@@ -350,6 +783,33 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Use a batch that gives every device at least two samples, or set sync_batchnorm = true."
         ),
         script_advice=tr_noop("Pass drop_last=True to the DataLoader, or use a larger batch."),
+    ),
+    # Before "dtype-mismatch": a loss needs integers, not the model's dtype.
+    FailureRule(
+        "target-dtype",
+        r"expected target dtype to be Long or Byte, but got (?P<actual>\w+)"
+        r"|\"nll_loss\w*\" not implemented for '(?P<other>\w+)'"
+        r"|expected scalar type Long but found (?P<found>\w+)",
+        meaning=tr_noop("Class indices must be integers of dtype torch.long."),
+        advice=tr_noop(
+            "Pass targets.long() to the loss; floating-point targets need class probabilities or another "
+            "loss."
+        ),
+    ),
+    FailureRule(
+        "index-dtype",
+        r"tensors used as indices must be|argument #\d+ 'indices' to have one of the following scalar types",
+        meaning=tr_noop("Indices must be integers, but the tensor has another dtype."),
+        advice=tr_noop("Call .long() on the token IDs or indices before that line."),
+    ),
+    FailureRule(
+        "unsafe-autocast",
+        r"binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast",
+        meaning=tr_noop("BCELoss loses precision in half precision, so autocast refuses it."),
+        advice=tr_noop(
+            "Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), and remove the sigmoid before the "
+            "loss."
+        ),
     ),
     FailureRule(
         "dtype-mismatch",
@@ -363,6 +823,46 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         advice=tr_noop(
             "Return samples in the model's dtype from the data set, or cast them in the model's forward."
         ),
+    ),
+    # The rules with sizes come before the one without.
+    FailureRule(
+        "shape-mismatch",
+        r"shapes cannot be multiplied \(\d+x(?P<actual>\d+) and (?P<expected>\d+)x\d+\)",
+        meaning=tr_noop("A layer expects {expected} features, but its input has {actual}."),
+        advice=tr_noop(
+            "Set the layer's in_features to {actual}, or flatten or transpose the input before it."
+        ),
+    ),
+    FailureRule(
+        "shape-mismatch",
+        r"expected input\[.*?\] to have (?P<expected>\d+) channels, but got (?P<actual>\d+) channels",
+        meaning=tr_noop("A convolution expects {expected} channels, but its input has {actual}."),
+        advice=tr_noop(
+            "Put the channels first, as in (N, C, H, W), with x.permute(0, 3, 1, 2), or set in_channels to "
+            "{actual}."
+        ),
+    ),
+    FailureRule(
+        "shape-mismatch",
+        r"input batch_size \((?P<outputs>\d+)\) to match target batch_size \((?P<targets>\d+)\)",
+        meaning=tr_noop("The loss got {outputs} outputs for {targets} targets."),
+        advice=tr_noop(
+            "Flatten both the same way: loss(logits.flatten(0, -2), targets.flatten()), and keep the batch "
+            "dimension in view()."
+        ),
+    ),
+    FailureRule(
+        "shape-mismatch",
+        r"[Tt]arget size \((?:torch\.Size\()?(?P<target>\[[\d, ]*\])\)+ (?:must be the same as|that is "
+        r"different to the) input size \((?:torch\.Size\()?(?P<output>\[[\d, ]*\])",
+        meaning=tr_noop("The loss got outputs of shape {output} and targets of shape {target}."),
+        advice=tr_noop("Give both one shape: output.squeeze(1), or targets.unsqueeze(1)."),
+    ),
+    FailureRule(
+        "shape-mismatch",
+        r"multi-target not supported|only batches of spatial targets supported",
+        meaning=tr_noop("The targets have one dimension too many for class indices."),
+        advice=tr_noop("Pass targets.squeeze(1) to the loss, or targets.argmax(1) if they are one-hot."),
     ),
     FailureRule(
         "shape-mismatch",
@@ -383,6 +883,186 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("A tensor that backward needs was modified after forward used it."),
         advice=tr_noop(
             "Write x = x + y instead of x += y; torch.autograd.set_detect_anomaly(True) shows where."
+        ),
+        script_advice=tr_noop(
+            "Write x = x + y instead of x += y; torch.autograd.set_detect_anomaly(True) shows where. If "
+            "DistributedDataParallel runs forward twice before backward, pass broadcast_buffers=False to it."
+        ),
+    ),
+    FailureRule(
+        "modified-in-place",
+        r"is a view and is being modified inplace|view was created inside a custom Function[^\n]*inplace",
+        meaning=tr_noop(
+            "A view that autograd needs, such as one from unbind or split, was modified in place."
+        ),
+        advice=tr_noop("Write x = x + y instead of x += y, or call .clone() on the view first."),
+    ),
+    FailureRule(
+        "inference-tensor",
+        r"[Ii]nference tensors? (?:cannot be saved for backward|outside InferenceMode)",
+        meaning=tr_noop("A tensor from torch.inference_mode() is used in training."),
+        advice=tr_noop("Use torch.no_grad() there instead of torch.inference_mode(), or clone the tensor."),
+    ),
+    FailureRule(
+        "unused-input",
+        r"differentiated Tensors? (?:at index \d+ )?(?:appears to not have been used|does not require grad)",
+        meaning=tr_noop("torch.autograd.grad got an input on which the output does not depend."),
+        advice=tr_noop(
+            "Call requires_grad_() on the input before forward and use that tensor, or pass "
+            "allow_unused=True."
+        ),
+    ),
+    FailureRule(
+        "nan-in-backward",
+        r"Function '(?P<function>\w+)' returned nan values in its (?P<output>\d+)th output",
+        meaning=tr_noop("Backward through {function} computed NaN, as for sqrt, log or a division at 0."),
+        advice=tr_noop(
+            "Add a small eps or clamp there: the warning above the error shows the line of the forward."
+        ),
+    ),
+    # torch.distributions checks its parameters when a distribution is created.
+    FailureRule(
+        "nan-outputs",
+        r"Expected parameter (?P<name>\w+) .{,200}to satisfy the constraint (?P<constraint>[\w(), .=]+?),? "
+        r"but "
+        r"found invalid values",
+        meaning=tr_noop("The model's {name} for the distribution is NaN or violates {constraint}."),
+        advice=tr_noop(
+            "If it is NaN, lower the learning rate or clip gradients; make a scale positive with softplus "
+            "or exp."
+        ),
+    ),
+    FailureRule(
+        "nan-outputs",
+        r"probability tensor contains either `inf`, `nan` or element < 0",
+        meaning=tr_noop("The probabilities to sample from are NaN, infinite or negative."),
+        advice=tr_noop(
+            "Compute the softmax in float32 and check the logits with torch.isfinite; a row masked entirely "
+            "with -inf gives NaN."
+        ),
+    ),
+    FailureRule(
+        "not-probabilities",
+        r"all elements of (?:input|target) should be between 0 and 1",
+        meaning=tr_noop("BCELoss needs probabilities, but got values outside 0 to 1, or NaN."),
+        advice=tr_noop("Use BCEWithLogitsLoss on the raw outputs, or apply a sigmoid before BCELoss."),
+    ),
+    # An EMA or a target network copies the model; nn.Module itself needs no graph.
+    FailureRule(
+        "deepcopy-of-graph",
+        r"Only Tensors created explicitly by the user",
+        meaning=tr_noop("copy.deepcopy reached a tensor that was computed from parameters."),
+        advice=tr_noop(
+            "Call .detach() on tensors that the model stores between steps, and copy the model before "
+            "forward."
+        ),
+    ),
+    FailureRule(
+        "graph-sent",
+        r"Cowardly refusing to serialize non-leaf tensor which requires_grad"
+        r"|stack\(\): functions with out=[^\n]*requires grad",
+        meaning=tr_noop("A tensor that requires a gradient was sent to another process."),
+        advice=tr_noop("Call .detach() on the tensors that the data set or worker returns."),
+    ),
+    FailureRule(
+        "overwritten-graph-output",
+        r"accessing tensor output of CUDAGraphs that has been overwritten",
+        meaning=tr_noop("A compiled model's output is used after its next run has overwritten it."),
+        advice=tr_noop(
+            "Call .clone() on the output, or torch.compiler.cudagraph_mark_step_begin() before each call."
+        ),
+    ),
+    FailureRule(
+        "rnn-in-eval",
+        r"(?:cudnn|cuDNN) RNN backward can only be called in training mode",
+        meaning=tr_noop("Backward runs through an RNN that is in eval mode."),
+        advice=tr_noop("Call model.train() before the forward; freeze the RNN with requires_grad_(False)."),
+    ),
+    FailureRule(
+        "ambiguous-truth",
+        r"Boolean value of Tensor with more than one value is ambiguous",
+        meaning=tr_noop("A tensor of several elements is used as a condition."),
+        advice=tr_noop(
+            "Use .any(), .all() or torch.where; create a loss class before calling it: nn.MSELoss()(x, y)."
+        ),
+    ),
+    FailureRule(
+        "not-scalar",
+        r"Tensor with \d+ elements cannot be converted to Scalar"
+        r"|only one element tensors can be converted to Python scalars",
+        meaning=tr_noop("A tensor of several elements is converted to one number."),
+        advice=tr_noop("Take its .mean() or .sum() first, or use .tolist()."),
+    ),
+    FailureRule(
+        "view-needs-copy",
+        r"view size is not compatible with input tensor's size and stride",
+        meaning=tr_noop("view() cannot reorder a tensor that was transposed or permuted."),
+        advice=tr_noop("Use .reshape(...) instead of .view(...)."),
+    ),
+    FailureRule(
+        "negative-strides",
+        r"tensors with negative strides are not currently supported",
+        meaning=tr_noop("A numpy array was flipped or reversed, which torch cannot read without a copy."),
+        advice=tr_noop("Call .copy() on the array before torch.from_numpy or the transform to a tensor."),
+    ),
+    # Optimizers and schedulers
+    FailureRule(
+        "schedule-too-short",
+        r"Tried to step (?P<steps>\d+) times\. The specified number of total steps is (?P<total>\d+)",
+        meaning=tr_noop("OneCycleLR was created for {total} steps, but step() was called {steps} times."),
+        advice=tr_noop(
+            "Pass total_steps=epochs * len(loader) to OneCycleLR, or epochs and "
+            "steps_per_epoch=len(loader); a "
+            "resumed run needs its state_dict loaded."
+        ),
+    ),
+    FailureRule(
+        "no-parameters",
+        r"optimizer got an empty parameter list",
+        types=("ValueError",),
+        meaning=tr_noop("The optimizer got no parameters."),
+        advice=tr_noop(
+            "Put the layers into nn.ModuleList instead of a list, and pass model.parameters() as a new "
+            "call: a "
+            "generator is empty after its first use."
+        ),
+    ),
+    FailureRule(
+        "not-a-parameter",
+        r"can't optimize a non-leaf Tensor|optimizer can only optimize Tensors, but one of the params is",
+        meaning=tr_noop("The optimizer got something that is not a parameter."),
+        advice=tr_noop(
+            "Pass model.parameters() after model.to(device), or create the tensor with nn.Parameter on its "
+            "device."
+        ),
+    ),
+    FailureRule(
+        "parameter-in-two-groups",
+        r"some parameters appear in more than one parameter group",
+        meaning=tr_noop("A parameter, such as a tied weight, is in two groups of the optimizer."),
+        advice=tr_noop(
+            "Build the groups from model.named_parameters(), and put each parameter in one group."
+        ),
+    ),
+    # A KeyError, whose text is in quotes.
+    FailureRule(
+        "schedule-not-resumed",
+        r"param 'initial_lr' is not specified in param_groups",
+        meaning=tr_noop("A scheduler with last_epoch needs an optimizer that a scheduler has used before."),
+        advice=tr_noop(
+            "Load the optimizer's state_dict before you create the scheduler, or create it without "
+            "last_epoch "
+            "and load its state_dict."
+        ),
+    ),
+    FailureRule(
+        "closure-missing",
+        r"step\(\) missing 1 required positional argument: 'closure'",
+        types=("TypeError",),
+        meaning=tr_noop("This optimizer evaluates the loss several times per step."),
+        advice=tr_noop(
+            "Pass step() a function that calls zero_grad, computes the loss, calls backward and returns "
+            "the loss."
         ),
     ),
     FailureRule(
@@ -419,12 +1099,27 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     ),
     FailureRule(
         "scaler-order",
-        r"No inf checks were recorded|unscale_\(\) has already been called"
-        r"|Attempting to unscale FP16 gradients",
-        meaning=tr_noop("The gradient scaler was called out of order, or used with fp16 parameters."),
+        r"No inf checks were recorded",
+        meaning=tr_noop("The gradient scaler found no gradients in the optimizer's parameters."),
         advice=tr_noop(
-            "Call scale(loss).backward(), then unscale_ (at most once), step and update, and "
-            "keep parameters in fp32."
+            "Call scaler.scale(loss).backward() before scaler.step(optimizer), on a loss that uses that "
+            "optimizer's parameters."
+        ),
+    ),
+    FailureRule(
+        "scaler-order",
+        r"unscale_\(\) (?:has already been|is being) called|step\(\) has already been called since the last",
+        meaning=tr_noop("The gradient scaler was used twice for one optimizer without an update."),
+        advice=tr_noop(
+            "Per optimizer step, call scaler.unscale_ at most once, then scaler.step and scaler.update."
+        ),
+    ),
+    FailureRule(
+        "scaler-order",
+        r"Attempting to unscale FP16 gradients",
+        meaning=tr_noop("The gradient scaler got a model whose weights are in fp16."),
+        advice=tr_noop(
+            "Leave the weights in fp32 (remove model.half() or torch_dtype=float16), and use torch.autocast."
         ),
     ),
     FailureRule(
@@ -448,6 +1143,53 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "that returns a whole batch, as a collate_fn does."
         ),
         script_advice=tr_noop("Pad or crop them to the same shape in the data set, or pass a collate_fn."),
+    ),
+    # A worker stacks into shared memory that has the first sample's size.
+    FailureRule(
+        "ragged-samples",
+        r"Trying to resize storage that is not resizable",
+        meaning=tr_noop("Samples of a batch differ in shape, and a DataLoader worker could not stack them."),
+        advice=tr_noop("Pad or crop them to the same shape in the data set."),
+        script_advice=tr_noop("Pad or crop them to the same shape in the data set, or pass a collate_fn."),
+    ),
+    FailureRule(
+        "sample-is-none",
+        r"default_collate: batch must contain .*?; found <class 'NoneType'>",
+        meaning=tr_noop("The data set returned None for a sample."),
+        advice=tr_noop("Return a value on every path of __getitem__, or drop such samples in a collate_fn."),
+    ),
+    FailureRule(
+        "sample-type",
+        r"default_collate: batch must contain .*?; found <class '(?P<type>[\w.]+)'>",
+        meaning=tr_noop("The data set returned a {type}, which the DataLoader cannot make a batch of."),
+        advice=tr_noop(
+            "Convert it to a tensor in __getitem__ (for images: transforms.ToTensor()), or pass a collate_fn."
+        ),
+    ),
+    FailureRule(
+        "empty-dataset",
+        r"num_samples should be a positive integer value, but got num_samples=0",
+        meaning=tr_noop("The data set is empty."),
+        advice=tr_noop("Print len(dataset), and check the folder and file pattern from which it is built."),
+    ),
+    FailureRule(
+        "sampler-and-shuffle",
+        r"sampler option is mutually exclusive with|batch_sampler option is mutually exclusive with",
+        meaning=tr_noop("The DataLoader got a sampler and an option that the sampler replaces."),
+        advice=tr_noop(
+            "Remove shuffle=True from the DataLoader: pass shuffle=True to DistributedSampler, and call "
+            "sampler.set_epoch(epoch)."
+        ),
+    ),
+    # The two messages have no common words.
+    FailureRule(
+        "loader-without-workers",
+        r"persistent_workers option needs num_workers > 0"
+        r"|(?:prefetch_factor|timeout) option could only be specified in multiprocessing",
+        meaning=tr_noop("The DataLoader got an option for workers, but num_workers is 0."),
+        advice=tr_noop(
+            "Pass num_workers=1 or more, or remove persistent_workers, prefetch_factor and timeout."
+        ),
     ),
     FailureRule(
         "data-worker-died",
@@ -476,11 +1218,62 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Fix the error in the data set, then start again. The full traceback is in the rank's log."
         ),
     ),
+    # Python 3.12 and 3.14 have changed this message.
+    FailureRule(
+        "not-picklable",
+        r"Can't (?:pickle|get) (?:local object )?'?(?:<function )?(?P<owner>[\w.<>]*?)\.?<locals>\."
+        r"(?P<name>\w+|<lambda>)",
+        meaning=tr_noop("{name} is defined inside {owner}, so it cannot be sent to a started process."),
+        advice=tr_noop(
+            "Move {name} to the top of the file (functools.partial can pass it values), or use the fork "
+            "start "
+            "method."
+        ),
+    ),
+    FailureRule(
+        "not-picklable",
+        r"Can't pickle <function <lambda>",
+        meaning=tr_noop("A lambda cannot be sent to another process."),
+        advice=tr_noop("Replace it with a function at the top of the file, defined with def."),
+    ),
+    FailureRule(
+        "not-picklable",
+        r"[Cc]annot pickle '?(?P<type>[\w.]+)'? object",
+        meaning=tr_noop("A {type} object cannot be sent to another process."),
+        advice=tr_noop(
+            "Create it in the process that uses it: in __getitem__ on first use, or in worker_init_fn."
+        ),
+    ),
     FailureRule(
         "not-picklable",
         r"Can't (?:pickle|get local object)|[Cc]annot pickle ",
         meaning=tr_noop("An object sent to another process cannot be pickled."),
         advice=tr_noop("Define it at module level, without lambdas, nested functions or open files."),
+    ),
+    FailureRule(
+        "start-method",
+        r"context has already been set",
+        types=("RuntimeError",),
+        meaning=tr_noop("The start method of processes was already chosen."),
+        advice=tr_noop(
+            'Call set_start_method once, first below `if __name__ == "__main__":`, or pass '
+            "multiprocessing_context to the DataLoader."
+        ),
+    ),
+    FailureRule(
+        "worker-starts-workers",
+        r"daemonic processes are not allowed to have children",
+        meaning=tr_noop("A DataLoader worker or pool process tried to start processes of its own."),
+        advice=tr_noop("Use num_workers=0 inside that process, or start it with daemon=False."),
+    ),
+    FailureRule(
+        "spawned-process-died",
+        r"process (?P<number>\d+) terminated with (?P<end>signal \w+|exit code \d+)",
+        types=("ProcessExitedException",),
+        meaning=tr_noop("Process {number} of mp.spawn ended with {end} and raised no exception."),
+        advice=tr_noop(
+            "Look for os._exit and for memory that ran out (dmesg) in the function that mp.spawn runs."
+        ),
     ),
     FailureRule(
         "no-main-guard",
@@ -499,19 +1292,86 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         ),
         advice=tr_noop("Save model.module.state_dict() instead, or adjust the prefix before loading."),
     ),
+    # Before the general rule: a prefix is a wrapper's, not another model's.
     FailureRule(
         "checkpoint-mismatch",
-        r"Error\(s\) in loading state_dict for \w+"
-        r"|loaded state dict (?:has a different|contains a parameter)",
-        meaning=tr_noop("The file holds another model's weights or optimizer state."),
+        r"(?:Missing|Unexpected) key\(s\) in state_dict: [^\n]*\"_orig_mod\.",
+        types=("RuntimeError",),
+        meaning=tr_noop("Only the file's parameter names, or only the model's, start with \"_orig_mod.\"."),
+        advice=tr_noop(
+            "That prefix is from torch.compile: save and load the uncompiled model, model._orig_mod."
+        ),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"size mismatch for (?P<name>[\w.]+): copying a param with shape torch\.Size\((?P<file>\[[\d, "
+        r"]*\])\) "
+        r"from checkpoint, the shape in current model is torch\.Size\((?P<model>\[[\d, ]*\])\)",
+        meaning=tr_noop("{name} has shape {file} in the file, but {model} in the model."),
+        advice=tr_noop(
+            "Build the model with the file's sizes; to replace a head, delete its keys before "
+            "load_state_dict(strict=False)."
+        ),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"Missing key\(s\) in state_dict: \"(?P<name>[^\"]+)\"",
+        meaning=tr_noop("The file has no weights for {name} and perhaps others of the model."),
+        advice=tr_noop(
+            "Build the model with the same options as when the file was saved, or rename the keys; "
+            "strict=False would leave them at random values."
+        ),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"Missing key in checkpoint state_dict: (?P<name>[\w./-]*\w)",
+        meaning=tr_noop("The checkpoint has no entry {name}."),
+        advice=tr_noop(
+            "Load with the keys that were saved, or pass DefaultLoadPlanner(allow_partial_load=True)."
+        ),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"Size mismatch between saved (?P<file>torch\.Size\(.*?\)) and current: "
+        r"(?P<model>torch\.Size\(.*?\))",
+        meaning=tr_noop("A tensor has shape {file} in the checkpoint, but {model} in the model."),
+        advice=tr_noop("Build the model with the same options as when the checkpoint was saved."),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"loaded state dict (?:has a different|contains a parameter)",
+        meaning=tr_noop("The file's optimizer state is for other parameter groups than this optimizer's."),
+        advice=tr_noop(
+            "Create the optimizer from the same parameters in the same groups as when the file was saved."
+        ),
+    ),
+    FailureRule(
+        "checkpoint-mismatch",
+        r"Error\(s\) in loading state_dict for \w+",
+        meaning=tr_noop("The file holds another model's weights."),
         advice=tr_noop("Build the model with the same options as when the file was saved."),
+    ),
+    # Before "unreadable-weights", which matches the first line of the same text.
+    FailureRule(
+        "weights-only",
+        r"Unsupported (?:global: GLOBAL|class) (?P<name>[\w.]+) was not an allowed global by default",
+        meaning=tr_noop(
+            "The file contains {name}, and torch.load reads only tensors and plain data by default."
+        ),
+        advice=tr_noop(
+            "If you trust the file, pass weights_only=False to torch.load, or allow the type with "
+            "torch.serialization.add_safe_globals."
+        ),
     ),
     FailureRule(
         "unreadable-weights",
         r"PytorchStreamReader failed|Weights only load failed|invalid load key|header too (?:large|small)"
         r"|Error while deserializing header",
         meaning=tr_noop("The file is truncated, damaged, or not a weights file."),
-        advice=tr_noop("Use another copy of the file, or an older checkpoint."),
+        advice=tr_noop(
+            "Use another copy of the file, or an older checkpoint; if it is a Git LFS pointer, run: git "
+            "lfs pull"
+        ),
     ),
     # Packages and files
     FailureRule(
@@ -526,6 +1386,24 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"undefined symbol|cannot open shared object file|version `[^']+' not found|DLL load failed",
         meaning=tr_noop("A compiled package is not compatible with this Python, torch or system."),
         advice=tr_noop("Reinstall the package for this torch. Check the machine with: rankdeck doctor"),
+    ),
+    FailureRule(
+        "compile-unsupported",
+        r"Dynamo is not supported on Python|torch\.compile is not supported on Python",
+        meaning=tr_noop("This torch cannot compile under this version of Python."),
+        advice=tr_noop("Set train.compile = false, or install a newer torch."),
+        script_advice=tr_noop("Leave torch.compile out, or install a newer torch or an older Python."),
+    ),
+    # Only fullgraph=True raises these; otherwise torch runs the line uncompiled.
+    FailureRule(
+        "compile-unsupported",
+        r"Failed to trace|[Gg]raph break|torch\.\* op returned non-Tensor|recompile_limit reached",
+        types=("Unsupported", "FailOnRecompileLimitHit", "RecompileLimitExceeded"),
+        meaning=tr_noop("torch.compile cannot compile a line of the model in one graph."),
+        advice=tr_noop("Set train.compile = false."),
+        script_advice=tr_noop(
+            "Remove fullgraph=True, or move that line out of the compiled function (torch.compiler.disable)."
+        ),
     ),
     FailureRule(
         "compile-failed",
@@ -565,8 +1443,27 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         advice=tr_noop("Download the data once before the ranks start, so that they read it from disk."),
     ),
     # Errors whose cause is on another rank; last, because more specific rules must win
+    # Before the types below, which match every error of NCCL.
     FailureRule(
-        COMMUNICATION, types=("DistBackendError", "DistNetworkError", "DistStoreError"), is_about_others=True
+        "nccl-system-error",
+        r"ncclSystemError|NCCL[^\n]*unhandled system error",
+        meaning=tr_noop("A system call of NCCL failed: a connection, shared memory or a device."),
+        advice=_NCCL_ADVICE,
+        is_about_others=True,
+    ),
+    FailureRule(
+        "nccl-cuda-error",
+        r"ncclUnhandledCudaError|NCCL[^\n]*unhandled cuda error",
+        meaning=tr_noop("A CUDA call of NCCL failed."),
+        advice=_NCCL_ADVICE,
+        is_about_others=True,
+    ),
+    FailureRule(
+        COMMUNICATION,
+        types=("DistBackendError", "DistNetworkError", "DistStoreError"),
+        meaning=_LOST_RANK_TEXT,
+        advice=_OTHER_RANKS_ADVICE,
+        is_about_others=True,
     ),
     FailureRule(
         COMMUNICATION,
@@ -576,6 +1473,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|ProcessGroup(?:NCCL|Gloo)|TCPStore|c10d|recvValue failed|sendBytes failed|monitored ?barrier"
         r"|Rank \d+ successfully reached",
         types=("RuntimeError", ""),
+        meaning=_LOST_RANK_TEXT,
+        advice=_OTHER_RANKS_ADVICE,
         is_about_others=True,
     ),
 )
