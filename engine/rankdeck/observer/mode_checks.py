@@ -87,7 +87,11 @@ class ModeChecks:
     def on_batch_without_gradients(self, iterator: Any) -> None:
         """Handle a batch that a loader returned while gradients were disabled."""
         model = self._model()
-        if model is None or not self._session.step or self._num_passes >= _MAX_PASSES:
+        if (
+            model is None
+            or not self._session.step
+            or (self._num_passes >= _MAX_PASSES and not self._session.is_checked)
+        ):
             return
         if self._hook is None and not uses_compiler():
             self._has_run = False

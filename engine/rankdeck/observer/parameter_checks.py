@@ -79,7 +79,7 @@ class ParameterChecks:
         losses = self._session.losses
         if losses is None or losses.backwards == 0:
             return  # A closure computes the gradients inside the step.
-        if not self._is_done:
+        if not self._is_done or self._session.is_checked:
             self._examine(optimizer)
         if len(self._changed) < _NUM_UPDATES and not has_active_modes(self._torch):
             self._copy_some(optimizer)

@@ -2,9 +2,9 @@
 
 A digest is the sum of a parameter's bit patterns as integers: it is exact and independent of the order of
 summation. Digests are taken before the first step, after steps 1, 2, 4, 8, ... and then after every 1000th
-step (after every step if the script is checked), and cover at most 4 million elements, so that they cost
-nearly nothing. The step number determines which part of a large parameter is covered: the part is the same
-on all ranks. Sharded parameters are left out. Read session.py first.
+step, and cover at most 4 million elements, so that they cost nearly nothing. The step number determines
+which part of a large parameter is covered: the part is the same on all ranks. With `--observe check`, they
+are taken after every step and cover all elements. Sharded parameters are left out. Read session.py first.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ class WeightDigester:
 
     def _digests(self, parameters: list[Any], step: int) -> list[int]:
         max_elements = max(_MIN_PART, _MAX_ELEMENTS // len(parameters))
+        if self._session.is_checked:
+            max_elements = max(p.numel() for p in parameters)
         with self._torch.no_grad():
             sums = [self._sum_of_bits(parameter, max_elements, step) for parameter in parameters]
             # One transfer for all: on a GPU each would wait for the work that is queued there.
