@@ -12,6 +12,7 @@ rule_context.py  what rules inspect
 drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
+growth.py        what grows with every step of a script
 anomaly_rules.py makes rules of what a script's ranks reported
 learning.py      losses, gradients, learning rates
 samples.py       which samples each rank sees
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import (
     drift,
+    growth,
     learning,
     machine,
     pace,
@@ -61,6 +63,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
     *parameters.RULES,
     *script_checks.RULES,
+    *growth.RULES,
     *learning.RULES,
     *samples.RULES,
     FindingRule(IMBALANCE_CODE, lambda rule_context: ImbalanceAlert().check(rule_context)),
