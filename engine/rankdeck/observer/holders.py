@@ -86,7 +86,7 @@ def _walk(node: Any, key: str, node_names: set[str]) -> tuple[set[Any], int]:
 
 
 def find_container(is_counted: Callable[[Any], bool]) -> tuple[Any, int]:
-    """Return (container, number of its elements that are or contain such a tensor) with the largest number."""
+    """Return the container with most elements that are or contain such a tensor, and their number."""
     best, max_count = None, _MIN_ELEMENTS - 1
     for container, length, _ in _containers(is_counted):
         if length > max_count:

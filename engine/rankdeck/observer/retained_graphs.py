@@ -1,6 +1,6 @@
 """Checks whether the graphs of earlier steps stay in memory.
 
-In every eighth step and in sampled ones, marks are put into the metadata of a few nodes of each loss's graph.
+In every 16th step and in sampled ones, marks are put into the metadata of a few nodes of each loss's graph.
 A mark lives as long as its node, and only weak references to marks are stored here. If every mark of the last
 128 steps is alive, holders.py searches once for the container or the tensor that refers to the graphs.
 Without such a holder, the marks must also survive a full garbage collection of the script's own. Read
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 PART = "graphs"
 MARK_KEY = "rankdeck: graph"
-_MARK_EVERY, _CHECK_EVERY = 8, 32
+_MARK_EVERY, _CHECK_EVERY = 16, 32
+_NUM_FIRST = 8
 _MIN_AGE = 16
 """Number of steps after which the graph of a loss is expected to be gone."""
 _MIN_SPAN = 128
@@ -36,7 +37,7 @@ _MIN_MARKS = 6
 _MAX_MARKS = 64
 _MAX_LOSSES = 4
 """Number of backward calls per step whose graphs are marked."""
-_DEPTH, _SAMPLED_DEPTH = 12, 400
+_DEPTH, _SAMPLED_DEPTH = 8, 400
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -82,7 +83,7 @@ class RetainedGraphs:
             return
         node = tensors[0].grad_fn
         # The first steps may build what later steps share.
-        if node is None or step <= session.first_step + _MARK_EVERY:
+        if node is None or step <= session.first_step + _NUM_FIRST:
             return
         if self._is_suspected:
             self._line = script_line()
