@@ -1,6 +1,6 @@
 """Checks whether the graphs of earlier steps stay in memory.
 
-In every 16th step and in sampled ones, marks are put into the metadata of a few nodes of each loss's graph.
+In every 16th step, marks are put into the metadata of a few nodes of each loss's graph.
 A mark lives as long as its node, and only weak references to marks are stored here. If every mark of the last
 128 steps is alive, holders.py searches once for the container or the tensor that refers to the graphs.
 Without such a holder, the marks must also survive a full garbage collection of the script's own. Read
@@ -59,7 +59,7 @@ class RetainedGraphs:
         """(step, weak reference to the mark), by the number of the backward call in its step and the position
         of the node."""
         self._node_names: set[str] = set()
-        self._step = self._number = 0
+        self._step = self._number = self._end_step = 0
         self._since: tuple[int, int, int] | None = None
         """(step, bytes of the process, bytes on its GPU) at the first check."""
         self._is_suspected = self._is_done = False
@@ -76,6 +76,12 @@ class RetainedGraphs:
         step = session.step + 1
         if self._is_done or (step % _MARK_EVERY and not session.is_step_sampled):
             return
+        # Not more often even if every step is sampled: the marks must cover enough steps.
+        is_end_due = session.is_step_sampled and (
+            step == self._end_step or step >= self._end_step + _MARK_EVERY
+        )
+        if step % _MARK_EVERY and not is_end_due:
+            return
         if step != self._step:
             self._step, self._number = step, 0
         self._number += 1
@@ -87,9 +93,11 @@ class RetainedGraphs:
             return
         if self._is_suspected:
             self._line = script_line()
-        self._mark("root", node)
-        self._mark("middle", _descend(node, _DEPTH))
-        if session.is_step_sampled:
+        if step % _MARK_EVERY == 0:
+            self._mark("root", node)
+            self._mark("middle", _descend(node, _DEPTH))
+        if is_end_due:
+            self._end_step = step
             self._mark("end", _descend(node, _SAMPLED_DEPTH))
 
     def _mark(self, position: str, node: Any) -> None:
