@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.helpers.observed_process import script_environment
 
-WAYS = ("none", "light", "full")
+WAYS = ("none", "light", "full", "check")
 PAIRS = 15
 PAIRS_A_START = 3
 BLOCK_S = 0.6
@@ -60,7 +60,7 @@ def worker(kind: str) -> None:
 
 class _Process:
     def __init__(self, kind: str, way: str, folder: Path) -> None:
-        run = folder / f"{kind}-{way}" if way in ("light", "full") else None
+        run = folder / f"{kind}-{way}" if way in ("light", "full", "check") else None
         if run is not None:
             run.mkdir()
         env = script_environment(run, **({"RANKDECK_OBSERVE": way} if run is not None else {}))

@@ -343,7 +343,8 @@ class ScriptDraft(QObject):
         if form.observe not in OBSERVE_LEVELS or not 1 <= form.ranks <= MAX_VIRTUAL_DEVICES:
             message = tr("The number of ranks or the observe level is not valid.")
             advice = tr(
-                "Use 1 to {most} ranks, and the observe level none, light or full.", most=MAX_VIRTUAL_DEVICES
+                "Use 1 to {most} ranks, and the observe level none, light, full or check.",
+                most=MAX_VIRTUAL_DEVICES,
             )
             return Problem("script", message, path="script.ranks", advice=advice)
         return None

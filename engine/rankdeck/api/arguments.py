@@ -143,7 +143,7 @@ def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
             "observe",
             observe,
             tr_noop("{name} = {value} is not a valid observe level."),
-            phrase("Use none, light or full."),
+            phrase("Use none, light, full or check."),
         )
 
 

@@ -29,6 +29,7 @@ class ObserveLevel(enum.StrEnum):
     NONE = "none"
     LIGHT = "light"
     FULL = "full"
+    CHECK = "check"
 
 
 _TORCHRUN_PANEL = "torchrun options"

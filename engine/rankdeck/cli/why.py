@@ -103,10 +103,16 @@ def _print_findings(run: RunDir, problems: list[Problem]) -> None:
     from rankdeck.diagnose.fixes import fix_command
     from rankdeck.diagnose.user_code import short_traceback
     from rankdeck.run.hang_warning import is_hang_problem
+    from rankdeck.run.problems import is_lightly_observed
 
     out, is_over = console.out(), run.outcome() != "running"
     if not problems:
         out.print(phrase("No problems were found in the records of {run}.", run=run.name), soft_wrap=True)
+        if is_lightly_observed(run):
+            note = phrase(
+                "Some checks ran in a few steps only. With --observe check, they run at every step."
+            )
+            out.print(note, style="dim", soft_wrap=True)
         return
     for problem in map(with_doctor_advice, problems):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")

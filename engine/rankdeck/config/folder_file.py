@@ -57,7 +57,7 @@ class ScriptEntry(Table):
     environment: dict[str, str] = Field(default_factory=dict)
     plain: bool = False
     python: str | None = None
-    observe: Literal["none", "light", "full"] | None = None
+    observe: Literal["none", "light", "full", "check"] | None = None
     max_restarts: Count | None = None
 
     def to_dict(self) -> dict[str, object]:

@@ -33,7 +33,7 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.environments import is_environment
 from rankdeck.config.schema import Count, Table
 
-OBSERVE_LEVELS = ("none", "light", "full")
+OBSERVE_LEVELS = ("none", "light", "full", "check")
 
 
 class ScriptTable(Table):
@@ -57,7 +57,7 @@ class ScriptTable(Table):
     variables to decide whether to start ranks themselves."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables set for this run only."""
-    observe: Literal["none", "light", "full"] = "light"
+    observe: Literal["none", "light", "full", "check"] = "light"
     max_restarts: Count = 0
     master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the rendezvous; a free port if it is not set."""

@@ -1,4 +1,4 @@
-"""`--observe=full`: tracks a few steps operation by operation with rankdeck's memory ledger.
+"""`--observe=full` and `check`: tracks a few steps operation by operation with rankdeck's memory ledger.
 
 The ledger is a dispatch mode, entered on an empty mode stack between two steps of the leading optimizer. It
 tracks two consecutive steps and reports the second. During the first step, it records which tensors outlive a
@@ -58,7 +58,9 @@ class MemoryTracker:
             return
         reason = self._refusal_reason()
         if reason is not None:
-            session.disable_part(PART, reason)
+            self._remaining_steps.clear()
+            if session.level == "full":
+                session.disable_part(PART, reason)
         elif not _num_modes(self._torch):
             del self._remaining_steps[0]
             self._enter(optimizer)
@@ -142,7 +144,7 @@ _trackers: list[MemoryTracker] = []
 
 def install(torch: Any, session: RankSession) -> None:
     """Enable step tracking if the run requests it and the versions of Python and torch support it."""
-    if session.level != "full":
+    if session.level not in ("full", "check"):
         return
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
     if sys.version_info < _MIN_PYTHON or version < _MIN_TORCH:

@@ -108,7 +108,8 @@ class ModeChecks:
         """Handle a batch that a loader returned while gradients were disabled."""
         self.calls.num_batches += 1
         root = self._trained.root
-        if root is None or not self._session.step or self._num_passes >= _MAX_PASSES:
+        is_enough = self._num_passes >= _MAX_PASSES and not self._session.is_checked
+        if root is None or not self._session.step or is_enough:
             return
         if self._hook is None and not uses_compiler():
             self._has_run = False

@@ -81,7 +81,7 @@ class ParameterChecks:
         losses = self._session.losses
         if losses is None or losses.backwards == 0:
             return  # A closure computes the gradients inside the step.
-        if not self._is_done:
+        if not self._is_done or self._session.is_checked:
             self._examine(optimizer)
 
     # Which parameters have gradients.

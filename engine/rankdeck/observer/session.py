@@ -61,8 +61,8 @@ class RankSession:
         self.run = environment["RANKDECK_RUN"]
         self.attempt = int(environment.get("RANKDECK_ATTEMPT") or 0)
         self.level = environment.get("RANKDECK_OBSERVE") or "light"
-        self.is_checked = environment.get("RANKDECK_CHECK") == "1"
-        """Whether the checks that slow the script down run too."""
+        self.is_checked = self.level == "check"
+        """Whether every check runs at every step, although that slows the script down."""
         self._heartbeat_page = environment.get("RANKDECK_HEARTBEAT")
         self.on_rank_start: list[Callable[[Any], None]] = []
         self.on_sampled_step: list[Callable[[Any], None]] = []

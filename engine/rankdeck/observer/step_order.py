@@ -9,6 +9,7 @@ and losses.py first.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 
@@ -39,6 +40,9 @@ class StepOrder:
 
     def __init__(self, session: RankSession) -> None:
         self._session = session
+        # With `--observe check`, no number of steps without a fault ends a check.
+        self._most_cleared = math.inf if session.is_checked else _NUM_CLEARED
+        self._most_checked = math.inf if session.is_checked else _NUM_CHECKED
         self.forget()
 
     def forget(self) -> None:
@@ -53,14 +57,16 @@ class StepOrder:
         self._kept: Any = None
         """(gradient, version) of that parameter after the last step."""
         self._is_cleared = False
-        self._num_cleared = self._num_uncleared = 0
+        self._num_cleared: float = 0
+        self._num_uncleared = 0
         self.is_zeroed = False
         """Whether the leader's `zero_grad` was called after the last backward."""
         self._num_zeroed = self._num_bypassed = 0
         self._roots: list[str | None] = []
         """Names of the graph nodes on which backward was called since the last step."""
         self._num_backwards = 0
-        self._num_undivided = self._num_checked = 0
+        self._num_undivided = 0
+        self._num_checked: float = 0
         self._leader: Any = None
 
     def on_leader_chosen(self, optimizer: Any) -> None:
@@ -92,9 +98,9 @@ class StepOrder:
         losses = self._session.losses
         node = tensors[0].grad_fn if len(tensors) == 1 else None
         self._scale = scale_of(node) if losses is not None and losses.with_scaler and node else None
-        if self._num_checked < _NUM_CHECKED and len(self._roots) < _MAX_ROOTS:
+        if self._num_checked < self._most_checked and len(self._roots) < _MAX_ROOTS:
             self._roots.append(None if node is None or self._scale is not None else node.name())
-        if self._num_cleared < _NUM_CLEARED and self._kept is not None and not self._is_cleared:
+        if self._num_cleared < self._most_cleared and self._kept is not None and not self._is_cleared:
             probe = self._probe and self._probe()
             gradient, version = self._kept
             # A later backward of the same step has added to the gradient, which changes its version too.
@@ -146,9 +152,9 @@ class StepOrder:
             self._num_zeroed = 0
         if self._num_bypassed < _NUM_IN_A_ROW and session.facts.get("wrapper") == _DDP:
             self._check_bypass()
-        if self._num_cleared < _NUM_CLEARED:
+        if self._num_cleared < self._most_cleared:
             self._check_cleared()
-        if self._num_checked < _NUM_CHECKED and self._roots:
+        if self._num_checked < self._most_checked and self._roots:
             self._check_division()
 
     def _check_bypass(self) -> None:
@@ -177,7 +183,7 @@ class StepOrder:
             return
         self._num_uncleared += 1
         if self._num_uncleared == _NUM_IN_A_ROW:
-            self._num_cleared = _NUM_CLEARED
+            self._num_cleared = math.inf
             first = self._next_step - _NUM_IN_A_ROW + 1
             self._session.report_anomaly("gradients-not-cleared", line=script_line(), step=first)
 
@@ -190,7 +196,7 @@ class StepOrder:
             return
         self._num_undivided += 1
         if self._num_undivided == _NUM_IN_A_ROW:
-            self._num_checked = _NUM_CHECKED
+            self._num_checked = math.inf
             self._session.report_anomaly(
                 "accumulation-not-divided", line=script_line(), step=self._next_step, backwards=len(roots)
             )
@@ -200,7 +206,7 @@ class StepOrder:
         self.is_zeroed = False
         # A closure runs its backward inside the step.
         self._num_backwards = 0
-        if self._num_cleared >= _NUM_CLEARED:
+        if self._num_cleared >= self._most_cleared:
             return
         probe = self._probe and self._probe()
         gradient = None if probe is None else probe.grad

@@ -188,7 +188,9 @@ class StepObserver:
             self._sample_interval_s = max(_SAMPLE_EVERY_S, _SAMPLE_COST_FACTOR * (self._cost_s + after - now))
             now = after
         session.is_step_sampled = (
-            self._num_sampled < _NUM_FIRST_SAMPLED or now - self._sampled_at >= self._sample_interval_s
+            session.is_checked
+            or self._num_sampled < _NUM_FIRST_SAMPLED
+            or now - self._sampled_at >= self._sample_interval_s
         )
         if session.is_step_sampled:
             self._sampled_at = now

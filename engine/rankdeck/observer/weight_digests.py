@@ -1,12 +1,14 @@
 """Computes digests of this rank's weights, by which ranks can be compared bit by bit.
 
 A digest is the sum of a parameter's bit patterns as integers: it is exact and independent of the order of
-summation. Digests belong to steps 1, 2, 4, 8, ... and then to every 1000th step (every step if the script is
-checked), and cover at most 4 million elements, so that they cost nearly nothing. They are taken at the start
-of the next step, after whatever the script does to the weights between two steps (local SGD averages them
-there), and also after the first few collectives of that kind. A second digest, right after the step, reveals
-changes in between. The step number determines which part of a large parameter is covered: the part is the
-same on all ranks. Sharded parameters are left out. Read session.py first.
+summation. Digests belong to steps 1, 2, 4, 8, ... and then to every 1000th step, and cover at most 4 million
+elements, so that they cost nearly nothing. The step number determines which part of a large parameter is
+covered: the part is the same on all ranks. With `--observe check`, they belong to every step and cover all
+elements. Sharded parameters are left out.
+
+Digests are taken at the start of the next step, after whatever the script does to the weights between two
+steps (local SGD averages them there), and also after the first few collectives of that kind. A second digest,
+right after the step, reveals changes in between. Read session.py first.
 """
 
 from __future__ import annotations
@@ -218,11 +220,17 @@ class WeightDigester:
             names=[names.get(id(p), "parameter %d" % number) for number, p in enumerate(parameters)],
             sizes=[p.numel() for p in parameters],
             num_bytes=self._num_bytes,
-            max_elements=_max_elements(parameters),
+            max_elements=self._max_elements(parameters),
         )
 
+    def _max_elements(self, parameters: list[Any]) -> int:
+        """Return how many elements of each parameter a digest covers."""
+        if self._session.is_checked:
+            return max(int(p.numel()) for p in parameters)
+        return max(_MIN_PART, _MAX_ELEMENTS // len(parameters))
+
     def _digests(self, parameters: list[Any], step: int) -> list[int]:
-        max_elements = _max_elements(parameters)
+        max_elements = self._max_elements(parameters)
         with self._torch.no_grad():
             sums = [self._sum_of_bits(parameter, max_elements, step) for parameter in parameters]
             # One transfer per device: each waits for the work that is queued there.
@@ -243,11 +251,6 @@ class WeightDigester:
             flat = flat[start : start + max_elements]
         bits = flat.view(self._integers[flat.element_size()])
         return bits.sum(dtype=self._torch.int64)
-
-
-def _max_elements(parameters: list[Any]) -> int:
-    """Return how many elements of each parameter a digest covers."""
-    return max(_MIN_PART, _MAX_ELEMENTS // len(parameters))
 
 
 def parameter_names(session: RankSession) -> dict[int, str]:

@@ -99,6 +99,12 @@ def read_script_config(run: RunDir) -> ScriptConfig | None:
         return None
 
 
+def is_lightly_observed(run: RunDir) -> bool:
+    """Check whether the run is a script's whose checks do not all run at every step."""
+    config = read_script_config(run)
+    return config is not None and config.script.observe in ("light", "full")
+
+
 def script_name(config: ScriptConfig) -> str:
     """Return the script's display name: its file name, module or program."""
     script = config.script

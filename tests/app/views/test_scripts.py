@@ -11,6 +11,7 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from rankdeck.config.script import OBSERVE_LEVELS
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.runs import RunsView
@@ -180,3 +181,12 @@ def test_a_script_run_can_be_rerun_but_not_resumed(qtbot: QtBot, opened: App) ->
     assert not opened.window.commands.is_enabled("run.resume")
     page = opened.window.editor.active_page()
     assert page is not None and [action.tooltip for action in page.tab_actions()] == ["Run Again", "Compare"]
+
+
+def test_the_form_offers_every_observe_level(opened: App) -> None:
+    box = find_launch_view(opened).script.observe_box
+    assert {box.itemText(index) for index in range(box.count())} == set(OBSERVE_LEVELS)
+    box.setCurrentText("check")
+    box.activated.emit(box.currentIndex())
+    assert opened.session.script.form.observe == "check"
+    assert not any("observe" in problem.message for problem in opened.session.script.problems)

@@ -183,6 +183,7 @@ def test_typed_options_override_the_entry(project: Path) -> None:
     assert (table.python, table.python_source) == (str(theirs), "rankdeck.toml")
     module = resolve_config(project, entry="mod").script
     assert (module.kind, module.python) == ("module", str(other))
+    assert resolve_config(project, entry="small", observe="check").script.observe == "check"
     typed = resolve_config(project, entry="small", devices="cpu:4", observe="none", max_restarts=0, name="n")
     assert (typed.script.ranks, typed.script.observe, typed.script.max_restarts) == (4, "none", 0)
     assert typed.name == "n"

@@ -110,7 +110,10 @@ observe = "lite"
         for name, wrong in folder_file.problems_by_entry.items()
     }
     assert (positions["b"], positions["c"]) == ([(9, "scripts.b.ranks")], [(13, "scripts.c.observe")])
-    assert folder_file.problems_by_entry["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
+    assert (
+        folder_file.problems_by_entry["c"][0].advice
+        == 'Did you mean "light"? Use none, light, full or check.'
+    )
     path = tmp_path / FOLDER_FILE
     note = folder_file.entry_warning(except_entry="a")
     assert (

@@ -242,6 +242,50 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "continues at epoch 12, but LambdaLR starts its schedule again",
         "scheduler.load_state_dict with the scheduler's state in half.pt",
     ),
+    "graphs-retained-container": (
+        "graphs-retained",
+        {"names": ["losses", "", "root"], "numbers": {"elements": 167, "first": 9, "host_bytes": 4096}},
+        "losses stores 167 tensors with their computation graphs",
+        "loss.item()",
+    ),
+    "graphs-retained-chain": (
+        "graphs-retained",
+        {"names": ["state", "32x8", "root"], "numbers": {"first": 9}},
+        "The computation graph of state reaches back to step 9",
+        "state = state.detach()",
+    ),
+    "graphs-retained": (
+        "graphs-retained", {"names": ["", "", "end"], "numbers": {"first": 9}}, "since step 9", "detach()",
+    ),
+    "growing-hooks": (
+        "hooks-growing",
+        {"names": ["hook"], "numbers": {"before": 31, "after": 127, "steps": 96}},
+        "96 hooks have been added in 96 steps",
+        "remove()",
+    ),
+    "growing-parameters": (
+        "optimizer-growing", {"numbers": {"before": 4, "after": 100, "steps": 96}},
+        "96 more parameters after 96 steps", "copy_",
+    ),
+    "growing-states": (
+        "optimizer-growing", {"numbers": {"before": 4, "after": 100, "steps": 96}},
+        "the state of 96 more parameters", "copy_",
+    ),
+    "growing-threads": (
+        "workers-growing", {"numbers": {"before": 4, "after": 100, "steps": 96}}, "96 threads", "once",
+    ),
+    "growing-processes": (
+        "workers-growing", {"numbers": {"before": 4, "after": 100, "steps": 96}}, "96 processes", "once",
+    ),
+    "growing-memory": (
+        "memory-growing",
+        {
+            "names": ["images", "list"],
+            "numbers": {"slope": 524288, "gpu": 1, "elements": 167, "new": 1, "element_bytes": 524288},
+        },
+        "images (list) is never cleared",
+        "tensor.cpu()",
+    ),
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tests.helpers import hungry
 from tests.helpers.cli import FinishedCommand, rankdeck, rankdeck_in_process
 from tests.helpers.hostile_run import ParsedPage
 from tests.helpers.written_run import MIB, WrittenRun
+from tests.helpers.written_script import WrittenScript
 
 CONFIG = """
 name = "Hungry <b>&"
@@ -100,3 +101,13 @@ def test_fixes_are_planned_once(tmp_path: Path) -> None:
     before = fixes_file(run).stat().st_mtime_ns
     assert rankdeck_in_process("why", run.path, "--json", exit_code=0).lines == lines
     assert fixes_file(run).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("level", ["light", "full", "check", "none"])
+def test_why_says_that_some_checks_ran_in_a_few_steps_only(level: str) -> None:
+    run = WrittenScript(default_runs_folder(), level, {"observe": level})
+    run.start_script()
+    run.end()
+    output = rankdeck_in_process("why", run.path, exit_code=0).out
+    assert output.startswith("No problems were found")
+    assert ("--observe check" in output) == (level in ("light", "full"))

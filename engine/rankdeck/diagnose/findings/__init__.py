@@ -12,6 +12,7 @@ rule_context.py  what rules inspect
 drift.py         ranks whose weights differ
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
+growth.py        what grows with every step of a script
 anomaly_rules.py makes rules of what a script's ranks reported
 not_finite.py    a loss that becomes NaN or infinite
 resumed.py       trainings that continue from a file
@@ -36,6 +37,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import (
     batch_checks,
     drift,
+    growth,
     learning,
     machine,
     not_finite,
@@ -71,6 +73,7 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
     *parameters.RULES,
     *script_checks.RULES,
+    *growth.RULES,
     *schedules.RULES,
     *resumed.RULES,
     *not_finite.RULES,
