@@ -19,7 +19,7 @@ def format_table(cases: Sequence[Case], results: Iterable[Result]) -> str:
     lines = [*_totals(faults, healthy, by_key), ""]
     lines += ["| case | light | check | words |", "| --- | --- | --- | --- |"]
     lines += [row for case in faults if (row := _row(case, by_key))]
-    lines += [row for case in healthy if (row := _row(case, by_key)) and not row.endswith("| nothing | | |")]
+    lines += [row for case in healthy if (row := _row(case, by_key)) and "**" in row]
     return "\n".join(lines) + "\n"
 
 
@@ -64,10 +64,13 @@ def _cell(case: Case, result: Result | None) -> str:
     if result is None:
         return ""
     codes = ", ".join(f"`{code}`" for code in result.codes) or "nothing"
-    if case.kind == "healthy" or not result.expected:
-        broken = result.wrong and not result.codes
-        return "**did not run**" if broken else codes if not result.codes else f"**{codes}**"
-    return codes if result.is_found else f"**{codes}**, not `{'|'.join(result.expected)}`"
+    if result.wrong and not result.codes and not result.expected:
+        return "**did not run**"
+    if case.kind == "healthy":
+        return f"**{codes}**" if result.codes else codes
+    return (
+        codes if result.is_found or not result.expected else f"**{codes}**, not `{'|'.join(result.expected)}`"
+    )
 
 
 def write_table(page: Path, table: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.silent import toy
 
 toy.init_group()
-ddp = DistributedDataParallel(toy.mlp(out=10))
+ddp = DistributedDataParallel(toy.mlp(out=10), find_unused_parameters=True)
 ddp.module[2] = nn.Linear(32, 4)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
 for x, y in toy.batches(60, toy.class_data(seed=20 + toy.RANK)):

@@ -1,6 +1,5 @@
-"""Low-rank and other small additions to a frozen model. Kinds: LoRA (whose A has no gradient in the first
-step), LoRA that is merged for a validation and separated again, DoRA-like scales, prompt tuning, a side
-network."""
+"""Small additions to a frozen model. Kinds: LoRA (whose A has no gradient in the first step), LoRA that is
+merged for a validation and separated again, prompt tuning, a side network, biases of a bfloat16 model."""
 
 # ranks: 1
 # args: --kind lora

@@ -1,6 +1,6 @@
-"""Averages of weights beside or instead of the trained ones. Kinds: EMA by hand, EMA swapped in for
-validation, AveragedModel, SWA with update_bn at the end, lookahead that pulls the weights back, early
-stopping that restores the best weights."""
+"""Averages of weights beside or instead of the trained ones. Kinds: EMA, EMA swapped in for a validation,
+AveragedModel, SWA with update_bn at the end, lookahead that pulls the weights back, the best weights restored
+at the end."""
 
 # ranks: 1
 # args: --kind ema

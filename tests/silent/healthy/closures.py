@@ -1,6 +1,6 @@
-"""Optimizers with a closure, and steps of two passes. Kinds: LBFGS, SAM with two backward passes and
-weights moved in between, SAM as an optimizer around another, Adam with a closure, gradients computed with
-autograd.grad, SGD by hand without an optimizer, sign descent by hand on .data."""
+"""Optimizers with a closure, and steps of two passes. Kinds: LBFGS, SAM with two backward passes and weights
+moved in between, SAM as an optimizer around another, Adam with a closure, gradients computed with
+autograd.grad, SGD by hand."""
 
 # ranks: 1
 # args: --kind lbfgs

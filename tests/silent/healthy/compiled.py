@@ -1,5 +1,5 @@
 """torch.compile with the eager backend, which traces as the others do and needs no C++ compiler. Kinds: a
-compiled model, a compiled step function, a compiled model with validation between the epochs."""
+compiled model, a compiled loss, a compiled model that is validated."""
 
 # ranks: 1
 # args: --kind model

@@ -1,6 +1,5 @@
-"""Two ranks share their embeddings. Kinds: all_gather with the own rows put back (whose gradients differ
-from those of one process by a factor, on purpose), autograd-aware all_gather, a queue of keys with a
-momentum encoder."""
+"""Two ranks share their embeddings. Kinds: all_gather with the own rows put back, all_gather with
+gradients, a momentum encoder for the keys."""
 
 # ranks: 2
 # args: --kind gathered

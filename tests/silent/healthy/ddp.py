@@ -1,8 +1,7 @@
-"""Two ranks with DistributedDataParallel, all right. Kinds: plain, accumulation with no_sync, evaluation
-on rank 0 while the other waits, join() with uneven inputs, weights loaded on all ranks in the middle, EMA
-on every rank, unused parameters, static graph, fp16 compression hook, SyncBatchNorm-free buffers, early
-stopping decided together, a plateau scheduler on the averaged loss, a zero-redundancy optimizer, gradient
-clipping."""
+"""Two ranks with DistributedDataParallel, all right. Kinds: accumulation with no_sync, evaluation on rank
+0 while the other waits, join() with uneven inputs, weights loaded on all ranks in the middle, EMA copied
+back on all ranks, unused parameters, a compression hook, early stopping decided together, a plateau
+scheduler on the averaged loss, a zero-redundancy optimizer, two wrapped models."""
 
 # ranks: 2
 # args: --kind no-sync
@@ -42,12 +41,14 @@ ddp = DistributedDataParallel(net, find_unused_parameters=kind == "unused")
 other = DistributedDataParallel(toy.mlp(1, 8)) if kind == "two-models" else None
 average = copy.deepcopy(net["body"]).requires_grad_(False)
 if kind == "hook":
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    ddp.register_comm_hook(None, bf16_compress_hook)
+    ddp.register_comm_hook(None, fp16_compress_hook)
 params = [*ddp.parameters(), *(other.parameters() if other else ())]
 if kind == "zero":
     optimizer = ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=2e-3)
+elif kind == "join":  # a rank that has joined misses steps, so an optimizer with a state would differ
+    optimizer = torch.optim.SGD(params, lr=0.02)
 else:
     optimizer = torch.optim.AdamW(params, lr=2e-3)
 plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)

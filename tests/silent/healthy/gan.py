@@ -1,6 +1,6 @@
-"""Two networks trained against each other: each backward pass of the generator also leaves gradients in the
-discriminator, which clears them before its own. Kinds: standard, with detach, WGAN with clipping, WGAN with a
-gradient penalty, hinge loss with five critic steps, R1, one optimizer object for both in turn."""
+"""Two networks trained against each other: the generator's backward pass leaves gradients in the critic too,
+which are cleared before the critic's own. Kinds: standard, WGAN with clipped weights, WGAN with a gradient
+penalty, hinge loss with five critic steps, R1, an average of the generator."""
 
 # ranks: 1
 # args: --kind standard

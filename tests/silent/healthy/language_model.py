@@ -1,5 +1,5 @@
-"""A small transformers model that is fine-tuned by hand. Kinds: in training mode, with tied embeddings and
-labels masked at the prompt, with gradient checkpointing, with frozen embeddings."""
+"""A small transformers model that is fine-tuned by hand. Kinds: plain, labels masked at the prompt, gradient
+checkpointing, frozen embeddings."""
 
 # ranks: 1
 # args: --kind plain

@@ -1,7 +1,7 @@
 """Weights and states that are loaded, all right. Kinds: a backbone without its head, a prefix that is
-stripped, a head of another size left out, weights only for a transfer to another task, a full resume, a
-resume with a scheduler, tied weights with a missing key, an EMA's weights, EMA after training, a warm
-start from a wrapper."""
+stripped, a head of another size left out, weights for a transfer to another task, a full resume, a head
+alone, the best weights restored at the end, weights alone from a file with an optimizer for a new
+training."""
 
 # ranks: 1
 # args: --kind backbone

@@ -1,7 +1,6 @@
-"""What is kept over steps without harm. Kinds: detached losses in a list, a running mean of loss.detach(),
-a replay memory of tensors, an RNN with truncated backpropagation, hooks that are removed in each step, a
-queue of negative keys, a cache of features, outputs of one epoch with their graphs that are dropped, a
-second-order penalty, retain_graph for two losses of one graph, a list of summaries."""
+"""What is kept over steps without harm. Kinds: detached losses in a list, losses as numbers, an RNN with
+truncated backpropagation, hooks that are removed in each step, a queue of keys, outputs of one epoch with
+their graphs, retain_graph for two losses of one graph, a loss over a window of batches."""
 
 # ranks: 1
 # args: --kind losses

@@ -1,7 +1,7 @@
 """Scaling and low precision done right. Kinds: scaler with unscale_ and clipping, scaler without clipping,
-one scaler for two losses, clipping at a limit that is multiplied by the scale, a scaler with accumulation,
-autocast in bfloat16 without a scaler, bfloat16 weights with a high rate, float32 master copies by hand,
-stochastic rounding of bfloat16 weights, a disabled scaler."""
+one scaler for two losses, a limit that is multiplied by the scale, a scaler with accumulation, autocast in
+bfloat16 without a scaler, bfloat16 weights with a high rate, float32 master copies by hand, a disabled
+scaler."""
 
 # ranks: 1
 # args: --kind clipped

@@ -1,8 +1,7 @@
-"""Modes that change on purpose. Kinds: train and eval in turn, eval only around a sample in the middle of
-an epoch, dropout left on for Monte Carlo estimates in an evaluation, frozen batch norms, a frozen encoder
-that is always in eval, a teacher in eval beside its student, batch norms recalibrated on the training
-data, a model without dropout that stays in eval, evaluation of another model, functional dropout, adaptive
-batch norm at test time."""
+"""Modes that change on purpose. Kinds: train and eval in turn, eval around a sample in the middle of an
+epoch, dropout left on for Monte Carlo estimates, frozen batch norms, a frozen encoder that is always in
+eval, a teacher in eval beside its student, batch norms recalibrated on the training data, a model without
+dropout that stays in eval, functional dropout."""
 
 # ranks: 1
 # args: --kind in-turn

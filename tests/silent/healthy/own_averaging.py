@@ -1,7 +1,6 @@
 """Two ranks without DistributedDataParallel, all right. Kinds: gradients averaged by hand, gradients in
-one flat buffer, local SGD that averages weights every 8 steps, independent models with their own seeds,
-gossip of weights in every step, an ensemble in which only metrics are averaged, a parameter server's
-broadcast."""
+one flat buffer, local SGD that averages weights every 8 steps, independent models with their own seeds and
+averaged metrics, a server that steps and broadcasts, clipping after averaging."""
 
 # ranks: 2
 # args: --kind gradients

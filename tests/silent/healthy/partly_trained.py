@@ -1,7 +1,7 @@
 """A part of the model is not trained, on purpose. Kinds: frozen tower with all parameters in the optimizer,
-frozen tower left out, tower under no_grad, head alone, biases alone, LoRA, LoRA merged at the end, prompt
-tuning, group with rate 0, gradual unfreezing with add_param_group, frozen batch norms in evaluation mode,
-a second head that is not used, teacher and student, layers alternately frozen."""
+frozen tower left out, tower under no_grad, head alone, biases alone, a group with rate 0, unfreezing with
+add_param_group, frozen batch norms in evaluation mode, layers frozen in turn, a rate for each layer. No kind
+uses the second head."""
 
 # ranks: 1
 # args: --kind frozen

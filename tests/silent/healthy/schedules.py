@@ -1,8 +1,7 @@
 """Learning-rate schedules of all lengths. Kinds: per epoch with T_max in epochs, per step with T_max in
-steps, warm restarts with fractions of epochs, ReduceLROnPlateau, warm-up from 0 then cosine to 0,
-OneCycle, MultiStep per epoch, StepLR per step with a step size in steps, cyclic, a schedule longer than a
-run that is cut short, a rate set by hand, a scheduler that is stepped after each epoch beside one stepped
-after each batch."""
+steps, warm restarts with fractions of epochs, ReduceLROnPlateau, warm-up from 0 and decay to 0, OneCycle,
+MultiStep per epoch, StepLR with a step size in steps, cyclic, a schedule longer than a run that is cut
+short, a rate set by hand, a scheduler per epoch beside one per batch, exponential decay per step."""
 
 # ranks: 1
 # args: --kind per-epoch

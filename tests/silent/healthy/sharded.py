@@ -1,5 +1,5 @@
-"""Two ranks with fully_shard on CPUs. Kinds: the optimizer created after sharding, with clipping, with
-accumulation that leaves the synchronisation out until the last micro-batch, with mixed precision."""
+"""Two ranks with fully_shard on CPUs. Kinds: the optimizer created after sharding, accumulation without
+synchronisation until the last micro-batch, mixed precision."""
 
 # ranks: 2
 # args: --kind plain

@@ -1,8 +1,7 @@
-"""Data in unusual orders and forms. Kinds: an IterableDataset split by worker, a stream of which each
-worker reads its own files, repeated augmentation, a curriculum from easy to hard, metric learning with one
-class per half batch, one class per task in turn, class-balanced sampling, one-hot labels, targets that are
-inputs, labels that are all zero for an auxiliary loss, sequences in order, positive and unlabeled data,
-one batch on purpose."""
+"""Data in unusual orders and forms. Kinds: an IterableDataset split by worker, samples repeated on
+purpose, a curriculum from easy to hard, metric learning with four rows per class, class-balanced sampling,
+few-shot tasks of one class, an autoencoder, targets that are all 0 for an auxiliary loss, one batch on
+purpose, padded labels, a mixed dataset in order."""
 
 # ranks: 1
 # args: --kind split

@@ -1,10 +1,9 @@
 """Unusual training that is right. Kinds: MAML with inner steps, Reptile, tied weights, sparse embeddings,
 both kinds of checkpointing, spectral norm, weight norm, pruning masks, fake quantisation with a
-straight-through estimator, several tasks with weights, two models in turn, gradient noise, a backward pass
-for each loss, adversarial examples, distillation into two students, deep supervision, a mixture of experts
-with idle experts, forward-only statistics, stochastic depth, a learned loss weight, alternating
-minimisation, gradients reversed, stop-gradient pairs (SimSiam, BYOL), vector quantisation, a diffusion
-loss, and gradients accumulated over a changing window."""
+straight-through estimator, several tasks with learned weights, two models in turn, gradient noise,
+adversarial examples, a mixture with idle experts, stochastic depth, reversed gradients, stop-gradient
+pairs (SimSiam), vector quantisation, a diffusion loss, a growing accumulation window, one batch only,
+float64, and a mask token that only pretraining uses."""
 
 # ranks: 1
 # args: --kind maml
@@ -30,9 +29,9 @@ loss, and gradients accumulated over a changing window."""
 # args: --kind growing-window
 # args: --kind overfit-one-batch
 # args: --kind float64
+# args: --kind mask-token
 
 import argparse
-import copy
 import random
 
 import torch
@@ -66,8 +65,12 @@ class Model(nn.Module):
         self.embed = nn.Embedding(50, 8, sparse=kind == "sparse")
         self.first, self.middle, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)
         self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
-        self.codes = nn.Parameter(torch.randn(12, 16))
-        self.scale = nn.Parameter(torch.zeros(2))
+        if kind == "codebook":
+            self.codes = nn.Parameter(torch.randn(12, 16))
+        if kind == "multi-task":
+            self.scale = nn.Parameter(torch.zeros(2))
+        if kind == "mask-token":  # as in a vision transformer that was pretrained with masks
+            self.mask_token = nn.Parameter(torch.zeros(16))
 
     def block(self, x):
         return self.middle(x).relu()
@@ -102,7 +105,7 @@ if kind == "tied":
     model.middle.weight = model.experts[0].weight
 if kind == "float64":
     model.double()
-other = copy.deepcopy(model)
+other = Model()
 kinds = {"sparse": torch.optim.SparseAdam if kind == "sparse" else torch.optim.Adam}
 optimizer = torch.optim.SGD((p for n, p in model.named_parameters() if "embed" not in n), lr=0.03)
 sparse = kinds["sparse"](model.embed.parameters(), lr=0.01) if kind == "sparse" else None
