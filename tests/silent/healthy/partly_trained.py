@@ -1,7 +1,7 @@
-"""A part of the model is not trained, on purpose. Kinds: frozen tower with all parameters in the optimizer,
-frozen tower left out, tower under no_grad, head alone, biases alone, a group with rate 0, unfreezing with
-add_param_group, frozen batch norms in evaluation mode, layers frozen in turn, a rate for each layer. No kind
-uses the second head."""
+"""A part of the model is not trained, on purpose. Kinds: frozen tower with all parameters in the
+optimizer, frozen tower left out, tower in eval and under no_grad, head alone, biases alone, a group with
+rate 0, unfreezing with add_param_group, frozen batch norms in evaluation mode, layers frozen in turn, a
+rate for each layer. No kind uses the second head."""
 
 # ranks: 1
 # args: --kind frozen
@@ -63,7 +63,7 @@ if kind == "layer-rates":
 optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
 for step, (x, y) in enumerate(toy.batches(100, toy.class_data())):
     model.train()
-    if kind in ("frozen", "head", "frozen-norms"):
+    if kind in ("frozen", "no-grad", "head", "frozen-norms"):
         model.tower.eval()
     if kind == "unfreezing" and step == 40:
         model.tower.requires_grad_(True)
