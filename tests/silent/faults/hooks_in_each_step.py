@@ -2,7 +2,7 @@
 their graphs. An expert would register it once. Class: growth."""
 
 # ranks: 1
-# expect: graphs-kept
+# expect: hooks-growing|graphs-retained
 # words: hook|detach
 
 import torch
@@ -12,7 +12,7 @@ from tests.silent import toy
 model = toy.mlp(out=4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 activations = []
-for x, y in toy.batches(80, toy.class_data()):
+for x, y in toy.batches(200, toy.class_data()):
     model[1].register_forward_hook(lambda module, inputs, output: activations.append(output))
     loss = torch.nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()

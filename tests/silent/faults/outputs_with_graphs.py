@@ -2,7 +2,7 @@
 logits.detach(). Class: growth."""
 
 # ranks: 1
-# expect: graphs-kept
+# expect: graphs-retained
 # words: detach
 
 import torch
@@ -25,7 +25,7 @@ class Accuracy:
 metric = Accuracy()
 model = toy.mlp(out=4)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for x, y in toy.batches(120, toy.class_data()):
+for x, y in toy.batches(200, toy.class_data()):
     logits = model(x)
     loss = torch.nn.functional.cross_entropy(logits, y)
     optimizer.zero_grad()
