@@ -13,21 +13,25 @@ import torch
 from tests.silent import toy
 
 
-def train(model, optimizer, first, last):
-    for _, (x, y) in zip(range(first, last), toy.batches(last - first), strict=True):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
 
 
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder, "last.pt")
-    before = toy.mlp()
-    adam = torch.optim.Adam(before.parameters(), lr=1e-3)
-    train(before, adam, 0, 40)
-    torch.save({"model": before.state_dict(), "optimizer": adam.state_dict(), "step": 40}, file)
-    del before, adam
-    checkpoint = torch.load(file)
     model = toy.mlp()
-    model.load_state_dict(checkpoint["model"])
-    train(model, torch.optim.Adam(model.parameters(), lr=1e-3), checkpoint["step"], 120)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for batch in toy.batches(2):  # an earlier process, which trained for 40 steps
+        train_step(model, optimizer, batch)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 40}, file)
+    checkpoint = torch.load(file)
+
+model = toy.mlp()
+model.load_state_dict(checkpoint["model"])
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+step = checkpoint["step"]
+for batch in toy.batches(80):
+    train_step(model, optimizer, batch)
+    step += 1
