@@ -2,7 +2,7 @@
 rank NaN. An expert would clamp the count. Class: not finite, on one rank."""
 
 # ranks: 2
-# expect-check: loss-not-finite
+# expect: loss-not-finite
 # words: rank 1
 
 import torch
