@@ -20,7 +20,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts pages bench gpu mutants verify-breaks fuzz faults storms host-faults zoo clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts pages bench gpu mutants verify-breaks fuzz faults silent storms host-faults zoo clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -101,6 +101,9 @@ fuzz: setup ## readers and commands on damaged runs (hours; goes on where it was
 
 faults: setup ## faults of every kind in real runs, and healthy ones, written to docs/reliability.md (hours; goes on where it was)
 	@$(BIN)/python -m tests.faults --trials 588 --healthy 200 --cache .make/faults --page docs/reliability.md $(ARGS)
+
+silent: setup ## scripts that are silently wrong and healthy ones, what is reported written to docs/findings.md (an hour; goes on where it was)
+	@$(BIN)/python -m tests.silent --cache .make/silent --write $(ARGS)
 
 storms: setup ## runs killed again and again, to the last bit, written to docs/reliability.md (an hour; goes on where it was)
 	@$(BIN)/python -m tests.faults --storms 100 --cache .make/faults --page docs/reliability.md $(ARGS)
