@@ -33,9 +33,9 @@ from rankdeck.diagnose.exceptions import (
     match_disk_error,
     match_rule,
 )
-from rankdeck.diagnose.hang import HangState, beat_location, find_laggard, format_calls, hang_problem
-from rankdeck.diagnose.stacks import CollectiveCall, Frame, find_mismatch
-from rankdeck.events import RankFailed
+from rankdeck.diagnose.hang import HangState, beat_location, find_laggard, hang_problem
+from rankdeck.diagnose.mismatch import mismatch_problem
+from rankdeck.diagnose.rank_evidence import RankEvidence
 
 EXIT_STOPPED = 130
 _LOST_CONNECTION = re.compile(r"(?:EOFError|Connection\w+Error|BrokenPipeError)\b")
@@ -44,34 +44,6 @@ SIGNAL_ADVICE = tr_noop("The signal came from outside Rankdeck.")
 SIGKILL_ADVICE = tr_noop(
     "The signal came from outside Rankdeck. The kernel also sends it when memory runs out (see dmesg)."
 )
-
-
-@dataclass(frozen=True)
-class RankEvidence:
-    """Facts about one rank of a failed run.
-
-    `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
-    `has_finished`: the rank reported that its work was done, so its exit status means nothing.
-    `was_asked_to_stop`: SIGTERM was sent to this rank itself; other ranks may have stopped as a result.
-    `failure` is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and
-    its microbatch at the time when a hang was suspected.
-    """
-
-    rank: int
-    exit_code: int | None
-    has_finished: bool = False
-    was_asked_to_stop: bool = False
-    failure: RankFailed | None = None
-    beat: Beat | None = None
-    is_suspended: bool = False
-    last_lines: tuple[str, ...] = ()
-    frames: Sequence[Frame] = ()
-    calls: Sequence[CollectiveCall] = ()
-    microbatch: Phrase | None = None
-    host: str = ""
-    resource_error: str = ""
-    """Log line about a resource that the machine lacks; a process that reads data for the rank may have
-    written it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +74,9 @@ def find_cause(
         # A rank that got SIGTERM comes first: the others only stop together with it.
         first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
         return _silent_exit_cause(first, disk_error)
-    return _mismatch_cause(ranks) or _hang_cause(ranks, now_s) or _communication_cause(ranks)
+    if (mismatch := mismatch_problem(ranks)) is not None:
+        return Cause(mismatch, 1)
+    return _hang_cause(ranks, now_s) or _communication_cause(ranks)
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
@@ -317,38 +291,6 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         return Cause(hang_problem(hang_state, now_s), 1) if is_known and hang_state.beats else None
     last_lines = next(rank.last_lines for rank in ranks if rank.rank == laggard)
     return Cause(hang_problem(hang_state, now_s, laggard).replace_fields(last_lines=last_lines), 1)
-
-
-def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
-    """Return the cause if ranks called collectives that do not match; otherwise None.
-
-    The evidence is that gloo aborted a rank, or that the recorded calls of the failed ranks differ.
-    """
-    aborted = next(
-        (rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _has_collective_mismatch(rank)), None
-    )
-    calls = {rank.rank: rank.calls for rank in ranks if rank.failure is not None and rank.calls}
-    different = find_mismatch(calls)
-    if aborted is None and not different:
-        return None
-    # gloo's abort proves the mismatch, so the newest calls are quoted even where the recorders show no
-    # difference.
-    if aborted is not None:
-        different = {rank: rank_calls[-1] for rank, rank_calls in calls.items()}
-    message = phrase("Ranks called different collectives, or the same collective with different shapes.")
-    if different:
-        message = phrase(
-            "Ranks called different collectives, or the same collective with different shapes: {ranks}.",
-            ranks=format_calls(different, {}),
-        )
-    advice = phrase("Have every rank call the same collectives, in the same order, with the same shapes.")
-    last_lines = () if aborted is None else aborted.last_lines
-    return Cause(Problem("collectives-differ", message, advice=advice, last_lines=last_lines), 1)
-
-
-def _has_collective_mismatch(rank: RankEvidence) -> bool:
-    named = match_rule("", "\n".join(rank.last_lines))
-    return named is not None and named.code == "collectives-differ"
 
 
 def _last_message(rank: RankEvidence) -> str:

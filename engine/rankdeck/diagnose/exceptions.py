@@ -11,7 +11,7 @@ import os
 import re
 import resource
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +103,20 @@ def last_resource_error(log: Path) -> str:
     return next(lacks, "").strip()[:_MAX_TEXT_LENGTH]
 
 
-def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
+def quote_logs(logs: Iterable[Path], lines: Sequence[str]) -> tuple[Evidence, ...]:
+    """Return the last of `lines` as evidence from the first of the logs that contains it; from the first log
+    if none does."""
+    quotes: list[tuple[Evidence, ...]] = []
+    # A problem may quote another rank than the one that it blames: the rank that waited for it.
+    for log in logs:
+        quote = _quote_log(log, lines, f"{log.parent.name}/{log.name}")
+        if quote and quote[0].line is not None:
+            return quote
+        quotes.append(quote)
+    return quotes[0] if quotes else ()
+
+
+def _quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
     """Return the last of `lines` as evidence, with its line number in the log.
 
     `path` is the log's path within the run directory. The result is empty if `lines` is empty. The evidence

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import CHECK_PHASES, CHECK_STEP, FIRST_STEP, NOT_STARTED, STEP, VERIFYING, Beat
-from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.exceptions import match_rule
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.diagnose.network import LossyNetwork, find_lossy_network
+from rankdeck.diagnose.rank_lists import join_ranks
 from rankdeck.diagnose.stacks import (
     CollectiveCall,
     Frame,
@@ -33,15 +34,6 @@ from rankdeck.diagnose.user_code import is_user_file
 
 COMPUTING_CORES = 0.2
 """Share of a core above which a rank counts as computing."""
-_RANK_LISTS = (
-    tr_noop("{a}"),
-    tr_noop("{a}, {b}"),
-    tr_noop("{a}, {b}, {c}"),
-    tr_noop("{a}, {b}, {c}, {d}"),
-    tr_noop("{a}, {b}, {c}, {d} and {more} more"),
-)
-"""Templates for lists of ranks, by the number of ranks."""
-_MAX_LISTED_RANKS = 4
 _COLLECTIVE_PREFIX = "collective "
 """Prefix of the phases that observer/collectives.py reports."""
 
@@ -253,12 +245,12 @@ def _all_ranks_text(hang_state: HangState) -> Phrase:
 
 def format_ranks(hang_state: HangState, ranks: Iterable[int]) -> Phrase:
     """Format ranks with their locations: 'rank 0 in ..., rank 1 in ...'."""
-    return _join_ranks([_format_rank(rank, hang_state) for rank in sorted(ranks)])
+    return join_ranks([_format_rank(rank, hang_state) for rank in sorted(ranks)])
 
 
 def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
     """Format calls by rank: 'rank 0 in all_reduce number 7 (3 Float) at ..., rank 1 ...'."""
-    return _join_ranks(
+    return join_ranks(
         [_format_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())]
     )
 
@@ -273,12 +265,6 @@ def _format_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Ph
 def _innermost_user_frame(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame in the user's own code or, if there is none, the innermost frame."""
     return next((frame for frame in frames if is_user_file(frame.file)), frames[0])
-
-
-def _join_ranks(texts: Sequence[Phrase]) -> Phrase:
-    arguments = dict(zip("abcd", texts, strict=False))
-    more: dict[str, int] = {"more": len(texts) - _MAX_LISTED_RANKS} if len(texts) > _MAX_LISTED_RANKS else {}
-    return phrase(_RANK_LISTS[len(arguments) + len(more) - 1], **arguments, **more)
 
 
 def _format_rank(rank: int, hang_state: HangState) -> Phrase:

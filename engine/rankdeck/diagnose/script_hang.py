@@ -17,10 +17,25 @@ from rankdeck.diagnose.hang import (
     format_ranks,
     hang_warning,
 )
+from rankdeck.events import RankFailed
 from rankdeck.run.hang_warning import WORKS_ALONE
 
 _READING_BYTES_PER_S = 1 << 20
 """Bytes per second, read or written, above which a rank counts as reading."""
+_LEFT_TEXTS = {
+    (False, False): tr_noop("Rank {rank} exited with status 0 while other ranks were still waiting for it."),
+    (True, False): tr_noop(
+        "Rank {rank} exited with status 0 {place} while other ranks were still waiting for it."
+    ),
+    (False, True): tr_noop(
+        "Rank {rank} exited with status 0 while rank {other} was still waiting for it ({file}, line {line})."
+    ),
+    (True, True): tr_noop(
+        "Rank {rank} exited with status 0 {place} while rank {other} was still waiting for it "
+        "({file}, line {line})."
+    ),
+}
+"""Texts by (whether the rank's last step is known, whether the line of another rank is known)."""
 _EXITED_TEXTS = {
     (False, False): tr_noop(
         "Rank {rank} exited with status 0, but the other ranks have made no progress for {seconds:.0f} s."
@@ -68,6 +83,23 @@ def script_hang_warning(hang_state: HangState, now_s: float, run: str) -> Proble
         return _works_alone(hang_state, alone, seconds, run)
     warning = hang_warning(hang_state, now_s, advice)
     return warning if len(beats) > 1 else warning.replace_fields(rank=None)
+
+
+def rank_left_problem(rank: int, beat: Beat | None, waiting: RankFailed | None) -> Problem:
+    """Return the problem that `rank` exited with status 0 while the others waited for it. `waiting`: the
+    failure of a rank that waited, which names its line."""
+    place = {} if beat is None else {"place": beat_location(beat)}
+    line: dict[str, object] = {}
+    if waiting is not None and waiting.problem.path is not None and waiting.problem.line is not None:
+        line = {"other": waiting.rank, "file": waiting.problem.path, "line": waiting.problem.line}
+    message = phrase(_LEFT_TEXTS[bool(place), bool(line)], rank=rank, **place, **line)
+    advice = phrase(
+        "A collective waits for every rank: make sure that all ranks run the same steps. A decision to stop "
+        "must be the same on all ranks: all_reduce it first."
+    )
+    # What the left rank printed last explains nothing, but the other rank's error does.
+    last_lines = () if waiting is None else waiting.problem.last_lines
+    return Problem("rank-left", message, advice=advice, rank=rank, last_lines=last_lines)
 
 
 def working_rank(hang_state: HangState) -> int | None:

@@ -17,6 +17,8 @@ from rankdeck.diagnose.user_code import is_user_file
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
+_FATAL = "Fatal Python error: "
+"""What faulthandler writes before the stacks of a process that a signal such as SIGABRT ends."""
 _WAITING_FILES = (
     "torch/distributed/",
     "rankdeck/parallel/collectives/ring.py",
@@ -63,6 +65,22 @@ def parse_stack(text: str) -> list[Frame]:
     if is_waiting(main) or any(is_user_file(frame.file) for frame in main):
         return main
     return next((frames for frames in threads if any(is_user_file(frame.file) for frame in frames)), main)
+
+
+def parse_crash(text: str) -> list[Frame]:
+    """Return the stack that faulthandler wrote when a signal ended the process, innermost frame first; an
+    empty list if it wrote none.
+
+    The thread that crashed may be one without Python code, such as gloo's, so a thread that waits in a
+    collective comes first, then one in user code.
+    """
+    _, crash, report = text.rpartition(_FATAL)
+    if not crash:
+        return []
+    threads, _ = _parse_threads(report)
+    waiting = (frames for frames in threads if is_waiting(frames))
+    users = (frames for frames in threads if any(is_user_file(frame.file) for frame in frames))
+    return next(waiting, None) or next(users, [])
 
 
 def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:

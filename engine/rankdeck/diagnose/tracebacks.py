@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rankdeck.diagnose.exceptions import (
     shorten_line,
     tail_text,
 )
+from rankdeck.diagnose.stacks import Frame, parse_crash
 from rankdeck.diagnose.user_code import FRAME, is_user_file
 from rankdeck.events import RankFailed
 
@@ -32,6 +34,9 @@ _LONG_TAIL_BYTES = 1 << 23
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Prefix that torch prints before every line once a process group exists."""
+_PRINTED_RANK = re.compile(r"^\[rank(\d+)\]: ")
+_SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:$")
+"""What torch.multiprocessing.spawn prints before the traceback of a process that it started."""
 _PROGRESS_BAR = re.compile(
     r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE
 )
@@ -59,7 +64,8 @@ class PrintedException:
 
     `message` is the first nonempty line of `full_text`. `file` and `line` are those of the innermost frame in
     the user's own code, or of the innermost frame if no frame is in user code. `is_in_thread`: the exception
-    ended only a thread.
+    ended only a thread. `rank`: the rank that torch printed; `spawned`: the index of a process that mp.spawn
+    started.
     """
 
     type: str
@@ -68,6 +74,8 @@ class PrintedException:
     line: int | None = None
     is_in_thread: bool = False
     full_text: str = field(default="", compare=False)
+    rank: int | None = field(default=None, compare=False)
+    spawned: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -95,6 +103,7 @@ def find_exception(text: str, folder: str = "") -> PrintedException | None:
     """
     # Colours first: escape sequences would keep the other patterns from matching.
     text = _PROGRESS_BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
+    prefixed_lines = text.split("\n")
     lines = _GROUP_PREFIX.sub("", _RANK_PREFIX.sub("", text)).split("\n")
     exceptions: list[PrintedException] = []
     of_thread, before = None, ""
@@ -107,7 +116,10 @@ def find_exception(text: str, folder: str = "") -> PrintedException | None:
         if before.startswith(_THREAD_PREFIX):
             of_thread = _parse_exception(lines, number + 1, folder) or of_thread
         elif not before.startswith(_NOT_FATAL) and (raised := _parse_exception(lines, number + 1, folder)):
-            exceptions.append(raised)
+            rank, spawned = _PRINTED_RANK.match(prefixed_lines[number]), _SPAWNED.match(before)
+            exceptions.append(
+                replace(raised, rank=rank and int(rank[1]), spawned=spawned and int(spawned[1]))
+            )
     thread = replace(of_thread, is_in_thread=True) if of_thread is not None else None
     return _root_cause(exceptions) or _syntax_error(lines, folder) or thread
 
@@ -138,11 +150,18 @@ def thread_exception_text(log: Path, folder: str) -> str:
 
 
 def read_failure(
-    rank: int, log: Path, *, folder: str, has_several_ranks: bool, has_ended: bool = True
+    rank: int,
+    log: Path,
+    *,
+    folder: str,
+    has_several_ranks: bool,
+    has_ended: bool = True,
+    own_ranks: Collection[int] = (),
 ) -> RankFailed | None:
     """Return the exception that ended a rank, read from its stderr; None if there is none.
 
     If the rank is alive, also return an exception that ended only a thread: it may be why the rank hangs.
+    `own_ranks`: ranks that the script has started itself.
     """
     raised, tail = None, ""
     # A long tail is read only if the short one has no complete traceback: it costs up to 8 MiB.
@@ -164,9 +183,7 @@ def read_failure(
     if raised.is_in_thread and has_ended:
         return None
     named = match_rule(raised.name, raised.full_text)
-    message = phrase("The script raised {error}", error=raised.summary())
-    if has_several_ranks:
-        message = phrase("rank {rank} raised {error}", rank=rank, error=raised.summary())
+    message = _failure_message(raised, rank if has_several_ranks else None, own_ranks)
     problem = Problem(
         UNKNOWN_ERROR if named is None else named.code,
         message,
@@ -182,6 +199,24 @@ def read_failure(
         is_communication=named is not None and named.rule.is_about_others,
         t=said_at,
     )
+
+
+def _failure_message(raised: PrintedException, rank: int | None, own_ranks: Collection[int]) -> Phrase:
+    """Return a message that names the rank, if there are several, or the process that mp.spawn started."""
+    error = raised.summary()
+    if rank is None and len(own_ranks) > 1:
+        # mp.spawn passes each process its index, which scripts use as the rank.
+        rank = raised.spawned if raised.spawned in own_ranks else raised.rank
+    if rank is not None:
+        return phrase("rank {rank} raised {error}", rank=rank, error=error)
+    if raised.spawned is not None:
+        return phrase("Process {number} of mp.spawn raised {error}", number=raised.spawned, error=error)
+    return phrase("The script raised {error}", error=error)
+
+
+def crash_frames(log: Path) -> Sequence[Frame]:
+    """Return the stack that faulthandler wrote to a rank's stack log when a signal ended the rank."""
+    return parse_crash(tail_text(log, TAIL_BYTES))
 
 
 def was_exiting(problem: Problem) -> bool:

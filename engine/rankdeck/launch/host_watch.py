@@ -14,8 +14,8 @@ from typing import Any
 
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.hang import HangState
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.stacks import MICROBATCH_TEXT, CollectiveCall, Frame
 from rankdeck.events import StoodStill
 from rankdeck.launch.watch import RECHECK_INTERVAL_S, Watch

@@ -20,10 +20,10 @@ from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import advice_for, is_communication_error, match_rule, read_last_lines
-from rankdeck.diagnose.hang import COMPUTING_CORES, HangState, beat_location
-from rankdeck.diagnose.script_hang import script_hang_warning, working_rank
+from rankdeck.diagnose.hang import COMPUTING_CORES, HangState
+from rankdeck.diagnose.rank_evidence import RankEvidence
+from rankdeck.diagnose.script_hang import rank_left_problem, script_hang_warning, working_rank
 from rankdeck.diagnose.tracebacks import read_failure, thread_exception_text, was_exiting
 from rankdeck.launch.processes import is_running, is_suspended, signal_if_handled
 from rankdeck.launch.rank_process import RankProcess
@@ -170,7 +170,14 @@ class ScriptWatch(Watch):
         # it on the way out.
         if code in (None, 1) or (code or 0) < 0:
             folder, has_ended = self._config.script.folder, code is not None
-            raised = read_failure(rank, log, folder=folder, has_several_ranks=several, has_ended=has_ended)
+            raised = read_failure(
+                rank,
+                log,
+                folder=folder,
+                has_several_ranks=several,
+                has_ended=has_ended,
+                own_ranks=() if several else self.beats().keys(),
+            )
             if raised is not None and (
                 (code or 0) >= 0 or raised.is_communication or was_exiting(raised.problem)
             ):
@@ -239,19 +246,12 @@ class ScriptWatch(Watch):
         beats = self.beats()
         # The rank with the fewest steps has left first.
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
-        message = phrase(
-            "Rank {rank} exited with status 0 while other ranks were still waiting for it.", rank=first
+        waiting = next(
+            (
+                failure
+                for rank in self.ranks
+                if rank.exit_code and (failure := self.failure(rank.rank)) is not None
+            ),
+            None,
         )
-        if first in beats:
-            message = phrase(
-                "Rank {rank} exited with status 0 {place} while other ranks were still waiting for it.",
-                rank=first,
-                place=beat_location(beats[first]),
-            )
-        return Problem(
-            "rank-left",
-            message,
-            advice=phrase("A collective waits for every rank: make sure that all ranks run the same steps."),
-            rank=first,
-            last_lines=read_last_lines(self.log(first, "err")),
-        )
+        return rank_left_problem(first, beats.get(first), waiting)

@@ -34,16 +34,17 @@ from rankdeck import debug_log, events
 from rankdeck.base import cgroups, files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import phrase, tr_noop
-from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
 from rankdeck.diagnose.exceptions import (
     RESOURCE_CODES,
     advice_for,
     is_out_of_memory,
     match_rule,
     memory_limit_advice,
-    quote_log,
+    quote_logs,
 )
 from rankdeck.diagnose.failure_rules import COMMUNICATION
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.launch import rank_start
 from rankdeck.launch.layout import parse_layout
 from rankdeck.launch.lost_events import disk_problem
@@ -256,9 +257,8 @@ class Supervisor(SupervisorInterface):
         return self._fail(cause.problem, cause.exit_code)
 
     def _with_evidence(self, cause: Cause) -> Cause:
-        rank = 0 if cause.problem.rank is None else cause.problem.rank
-        log = self._watch.errors_log(rank)
-        evidence = quote_log(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        ranks = [cause.problem.rank or 0, *(rank.rank for rank in self._watch.ranks)]
+        evidence = quote_logs(map(self._watch.errors_log, ranks), cause.problem.last_lines)
         return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=evidence))
 
     def _restart_problem(self, cause: Problem) -> Problem:

@@ -27,10 +27,11 @@ from rankdeck.base.heartbeat import (
 )
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
-from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import last_resource_error, read_last_lines
 from rankdeck.diagnose.hang import HangState, HangTimeouts, awaited_ranks, hang_warning
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
+from rankdeck.diagnose.tracebacks import crash_frames
 from rankdeck.launch.lost_events import NUM_TAIL, LostEvents, find_lost_events
 from rankdeck.launch.processes import ProcessWork, is_suspended, is_traced, signal_if_handled, work_of
 from rankdeck.launch.rank_process import RankProcess
@@ -335,7 +336,7 @@ class Watch:
                 beat=beats.get(rank.rank),
                 is_suspended=rank.rank in self._hang_state.suspended or rank.was_suspended,
                 last_lines=read_last_lines(self.errors_log(rank.rank)),
-                frames=self._hang_state.stacks.get(rank.rank, ()),
+                frames=self._hang_state.stacks.get(rank.rank) or crash_frames(self.log(rank.rank, "stacks")),
                 calls=self._hang_state.calls.get(rank.rank) or self._calls_at_end(rank),
                 microbatch=self._hang_state.microbatches.get(rank.rank),
                 resource_error=last_resource_error(self.errors_log(rank.rank)),
@@ -346,9 +347,8 @@ class Watch:
     def _calls_at_end(self, rank: RankProcess) -> Sequence[CollectiveCall]:
         """Return the collectives that the rank had reached when it lost its connections."""
         failure = self._failure_before_end(rank)
-        if failure is None or not failure.is_communication:
-            return ()
-        return read_calls(self.log(rank.rank, "calls"))
+        has_lost_others = failure is not None and failure.is_communication
+        return read_calls(self.log(rank.rank, "calls")) if has_lost_others else ()
 
     def has_finished(self, rank: RankProcess) -> bool:
         """Check whether the rank reported, in its last heartbeat or its events, that its work was done."""

@@ -2,8 +2,11 @@
 
 faulthandler does not need the interpreter lock, so this works even in a rank that hangs in C code. The signal
 is the highest real-time signal without a handler; if a script later installs its own handler for that signal,
-the script's handler replaces ours. Soon after stacks are written, and when an error ends the script, the
-latest collectives from torch's flight recorder are written to another file in the stacks' folder.
+the script's handler replaces ours. faulthandler also writes the stacks when a signal such as SIGABRT ends
+the rank, unless the script has enabled it itself.
+
+Soon after stacks are written, and when an error ends the script, the latest collectives from torch's flight
+recorder are written to another file in the stacks' folder.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ def install(torch: Any, session: RankSession) -> None:
         answered = os.fstat(opened).st_size
         # The signal wakes signal.pause() in a script; sleeps and reads continue.
         faulthandler.register(free[0], file=opened, all_threads=True, chain=False)
+        # gloo aborts a rank whose collective does not match: only this shows where the rank was. The handler
+        # restores the earlier one and raises the signal again, so the exit status stays the same.
+        if not faulthandler.is_enabled():
+            faulthandler.enable(opened, all_threads=True)
         session.stack_signal = free[0]
 
     def tell_calls() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from rankdeck.base.errors import DataError, Problem
 from rankdeck.base.heartbeat import Beat, failed_phase
-from rankdeck.diagnose.cause import RankEvidence, find_cause
+from rankdeck.diagnose.cause import find_cause
 from rankdeck.diagnose.exceptions import describe_exception
+from rankdeck.diagnose.rank_evidence import RankEvidence
 from rankdeck.diagnose.stacks import CollectiveCall, Frame
 from rankdeck.events import RankFailed
 

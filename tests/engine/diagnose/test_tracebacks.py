@@ -104,6 +104,35 @@ __main__.MyOwn.Error: on rank 1
 """
     raised = find_exception(text)
     assert raised is not None and (raised.name, raised.message, raised.line) == ("Error", "on rank 1", 12)
+    assert (raised.spawned, raised.rank) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("own_ranks", "expected"),
+    [((0, 1), "rank 1 raised Error: on rank 1"), ((), "Process 1 of mp.spawn raised Error: on rank 1")],
+)
+def test_a_spawned_process_is_named(tmp_path: Path, own_ranks: tuple[int, ...], expected: str) -> None:
+    log = tmp_path / "rank-0.0.out"
+    log.write_text(
+        "torch.multiprocessing.spawn.ProcessRaisedException:\n\n"
+        "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "/p/train.py", line 12, in work\n    raise Error\nError: on rank 1\n'
+    )
+    failure = read_failure(0, log, folder="/p", has_several_ranks=False, own_ranks=own_ranks)
+    assert failure is not None and failure.problem.message.startswith(expected)
+
+
+def test_the_rank_that_torch_prints_is_named(tmp_path: Path) -> None:
+    """A launcher that the script started gives its ranks' output no prefix; torch does."""
+    log = tmp_path / "rank-0.0.out"
+    log.write_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/p/train.py", line 12, in work\n[rank1]: ValueError: bad\n'
+    )
+    failure = read_failure(0, log, folder="/p", has_several_ranks=False, own_ranks=(0, 1))
+    assert failure is not None and failure.problem.message.startswith("rank 1 raised ValueError: bad")
+    alone = read_failure(0, log, folder="/p", has_several_ranks=False)
+    assert alone is not None and alone.problem.message.startswith("The script raised ValueError")
 
 
 _THREAD = """Exception in thread Thread-1 (load):
