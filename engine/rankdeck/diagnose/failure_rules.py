@@ -59,8 +59,7 @@ _LOCAL_RANK_ADVICE = tr_noop(
 )
 _NCCL_ADVICE = tr_noop(
     "Run again with NCCL_DEBUG=INFO: the last NCCL WARN line names the call. Check that each rank has its "
-    "own "
-    "GPU, that /dev/shm has space, and NCCL_SOCKET_IFNAME."
+    "own GPU, that /dev/shm has space, and NCCL_SOCKET_IFNAME."
 )
 _LOST_RANK_TEXT = tr_noop("Another rank ended, or did not reach this collective in time.")
 _OTHER_RANKS_ADVICE = tr_noop(
@@ -335,8 +334,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("Some weights are still on the meta device, which stores no data."),
         advice=tr_noop(
             "Call model.to_empty(device=device), then initialise the weights or load a checkpoint, before "
-            "the "
-            "first forward."
+            "the first forward."
         ),
     ),
     FailureRule(
@@ -346,8 +344,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("FSDP's weights are not on the device that it computes on."),
         advice=tr_noop(
             "Pass device_id=torch.cuda.current_device() to FullyShardedDataParallel, and do not move the "
-            "model "
-            "afterwards."
+            "model afterwards."
         ),
     ),
     # FSDP itself rarely notices; libraries around it raise this.
@@ -397,8 +394,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         ),
         advice=tr_noop(
             "Unset GLOO_SOCKET_IFNAME, or set it to an interface that `ip -br address` shows; the same is "
-            "true "
-            "of NCCL_SOCKET_IFNAME."
+            "true of NCCL_SOCKET_IFNAME."
         ),
     ),
     FailureRule(
@@ -454,8 +450,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("Only {joined} of {expected} processes joined the process group."),
         advice=tr_noop(
             "Start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and check the logs of "
-            "the "
-            "ranks that did not join; slow ones need init_process_group(timeout=...)."
+            "the ranks that did not join; slow ones need init_process_group(timeout=...)."
         ),
         is_about_others=True,
     ),
@@ -475,8 +470,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("No other rank wrote {key} to the store within {milliseconds} ms."),
         advice=tr_noop(
             "Check that every rank reaches this init_process_group, new_group or first collective; slow "
-            "ranks "
-            "need init_process_group(timeout=...)."
+            "ranks need init_process_group(timeout=...)."
         ),
         is_about_others=True,
     ),
@@ -629,8 +623,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         advice=_LAUNCH_BLOCKING_ADVICE,
         script_advice=tr_noop(
             "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment and a smaller batch; if that fails "
-            "too, "
-            "run on the CPU, where the error names the index."
+            "too, run on the CPU, where the error names the index."
         ),
     ),
     FailureRule(
@@ -749,8 +742,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("The random generator is on {device}, not on the default device."),
         advice=tr_noop(
             "Pass generator=torch.Generator(device=...) to the DataLoader, or drop set_default_device and "
-            "move "
-            "tensors with .to(device)."
+            "move tensors with .to(device)."
         ),
     ),
     # Shapes, dtypes, ranges
@@ -1023,8 +1015,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("The optimizer got no parameters."),
         advice=tr_noop(
             "Put the layers into nn.ModuleList instead of a list, and pass model.parameters() as a new "
-            "call: a "
-            "generator is empty after its first use."
+            "call: a generator is empty after its first use."
         ),
     ),
     FailureRule(
@@ -1051,8 +1042,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("A scheduler with last_epoch needs an optimizer that a scheduler has used before."),
         advice=tr_noop(
             "Load the optimizer's state_dict before you create the scheduler, or create it without "
-            "last_epoch "
-            "and load its state_dict."
+            "last_epoch and load its state_dict."
         ),
     ),
     FailureRule(
@@ -1120,15 +1110,6 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("The gradient scaler got a model whose weights are in fp16."),
         advice=tr_noop(
             "Leave the weights in fp32 (remove model.half() or torch_dtype=float16), and use torch.autocast."
-        ),
-    ),
-    FailureRule(
-        "schedule-too-short",
-        r"Tried to step (?P<steps>\d+) times\. The specified number of total steps is (?P<total>\d+)",
-        meaning=tr_noop("The learning-rate schedule has {total} steps, but the training has more."),
-        advice=tr_noop(
-            "Make the schedule as long as the training: total_steps=epochs * len(loader), or epochs=epochs "
-            "and steps_per_epoch=len(loader). len(loader) counts the last, smaller batch too."
         ),
     ),
     # Data
@@ -1226,8 +1207,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("{name} is defined inside {owner}, so it cannot be sent to a started process."),
         advice=tr_noop(
             "Move {name} to the top of the file (functools.partial can pass it values), or use the fork "
-            "start "
-            "method."
+            "start method."
         ),
     ),
     FailureRule(

@@ -76,6 +76,7 @@ def _format_side(rank: RankEvidence, call: CollectiveCall | None) -> Phrase:
 def _format_call_site(frames: Sequence[Frame]) -> Phrase:
     """Return the innermost line of user code, and the function that this line called."""
     depth = next((depth for depth, frame in enumerate(frames) if is_user_file(frame.file)), 0)
+    # Frames of the observer and of torch's wrappers lie between the line and what it called.
     callees = (frame for frame in reversed(frames[:depth]) if not frame.file.endswith(_WRAPPER_FILES))
     callee = next((frame for frame in callees if code_owner(frame.file) != "Rankdeck"), None)
     if callee is None:
@@ -88,6 +89,7 @@ def _code_line(rank: RankEvidence) -> tuple[str, int] | None:
     frame = next((frame for frame in rank.frames if is_user_file(frame.file)), None)
     if frame is not None:
         return frame.file, frame.line
+    # A rank that ended by an exception has a traceback instead of a stack.
     problem = rank.failure.problem if rank.failure is not None else None
     if problem is None or problem.path is None or problem.line is None:
         return None
@@ -95,6 +97,7 @@ def _code_line(rank: RankEvidence) -> tuple[str, int] | None:
 
 
 def _advice(lines: Sequence[tuple[str, int]]) -> Phrase:
+    # Different lines: a branch. The same line: only the tensors can differ.
     if len(lines) > 1 and len(set(lines)) > 1:
         return phrase(
             "The ranks are at different lines: run both on every rank. A call that communicates, such as "

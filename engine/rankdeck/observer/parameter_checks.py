@@ -168,6 +168,9 @@ class ParameterChecks:
             is_enabled = self._torch.is_grad_enabled()
             if any(ref() is module for ref in self._probed_models):
                 self._is_model_in_graph = is_enabled
+            # A module around others may have a parameter that it does not use (a mask token).
+            if module._modules and not type(module).__module__.startswith("torch."):
+                return
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) not in (self._without or {}):
                     continue

@@ -64,6 +64,8 @@ class WeightDigester:
         """Weak reference to the optimizer of that step."""
         self._num_synced = 0
         """Number of times that the script has averaged weights between two steps."""
+        self._has_joined = False
+        """Whether DistributedDataParallel.join was used: ranks then have different numbers of steps."""
         self._synced_bytes: int | None = None
         """Bytes that collectives passed between the last step and the first backward after it."""
         self._session.synced_bytes = 0
@@ -174,8 +176,12 @@ class WeightDigester:
 
     def _is_possible(self) -> bool:
         distributed = sys.modules.get("torch.distributed")
+        self._has_joined = self._has_joined or any(
+            getattr(getattr(ref(), "_join_config", None), "enable", False) for ref in self._session.models
+        )
         return (
-            distributed is not None
+            not self._has_joined
+            and distributed is not None
             and distributed.is_available()
             and distributed.is_initialized()
             and distributed.get_world_size() > 1

@@ -39,6 +39,7 @@ def _batches_of_one_class(event: events.Anomaly) -> Report:
             "a pass has all samples of a class together, for each of {classes} classes",
             classes=number_of(event, "classes"),
         ),
+        # A DataLoader refuses shuffle=True for an IterableDataset.
         phrase("Shuffle the samples before the dataset yields them, or with a shuffle buffer.")
         if event.numbers.get("iterable")
         else phrase("Pass shuffle=True to the DataLoader, or to its DistributedSampler."),
@@ -54,6 +55,7 @@ def _repeated_by_workers(event: events.Anomaly) -> Report:
             workers=workers,
             dataset=_name(event),
         ),
+        # Workers that shuffle for themselves yield the same samples in another order.
         phrase("the first {groups} batches of each worker are equal", groups=groups)
         if groups
         else phrase(

@@ -59,6 +59,7 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
 def _format_since(difference: WeightDifference) -> str:
     if difference.step == 0:
         return phrase("since before the first step")
+    # Few steps have digests: the change lies somewhere after the last equal one.
     first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
     if first == difference.step:
         return phrase("since step {step}", step=first)
@@ -199,6 +200,7 @@ def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause |
 
 
 def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | None:
+    # Each rank trains on other samples, so what changed alike had averaged gradients.
     if not _leaves_out(context, comparison):
         return None
     return (
@@ -212,6 +214,7 @@ def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | No
 
 
 def _averaged_late(comparison: WeightComparison) -> _Cause | None:
+    # Averaged weights would have made the ranks equal again.
     if not comparison.is_averaged_late:
         return None
     return (
@@ -222,6 +225,7 @@ def _averaged_late(comparison: WeightComparison) -> _Cause | None:
 
 
 def _different_rates(difference: WeightDifference) -> _Cause | None:
+    # Those at the first difference: a scheduler may make them equal later.
     by_rate = sorted((rate, rank) for rank, rate in difference.rates.items())
     if not by_rate or by_rate[0][0] == by_rate[-1][0]:
         return None
@@ -272,6 +276,7 @@ def _changed_outside(context: RuleContext, difference: WeightDifference) -> _Cau
 
 
 def _stepped_differently(context: RuleContext) -> _Cause | None:
+    # Ranks that still run differ by the steps that are not written yet.
     if not context.is_over:
         return None
     by_count = sorted((steps.num_steps, rank) for rank, steps in context.state.script.steps_by_rank.items())

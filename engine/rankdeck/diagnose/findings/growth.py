@@ -31,6 +31,7 @@ def _graphs_retained(event: events.Anomaly) -> Report:
             "The computation graphs of all losses since step {first} stay in memory.", first=first
         )
     num_bytes = max(number_of(event, "host_bytes"), number_of(event, "device_bytes"))
+    # A smaller rise is within what the allocator adds by itself.
     if num_bytes >= _MIN_BYTES_PER_STEP:
         evidence = phrase(
             "at step {step} no graph since step {first} has been freed; memory grows by {size} per step",
@@ -143,6 +144,7 @@ def _memory_growing(event: events.Anomaly) -> Report:
             new=event.numbers.get("new", 0.0),
             size=format_bytes(number_of(event, "element_bytes")),
         ),
+        # The host has more memory, but fills up as well.
         phrase("Store tensor.cpu() or numbers instead, clear it once they are used, or use deque(maxlen=N).")
         if on_gpu
         else phrase("Store numbers instead, clear it once they are used, or use deque(maxlen=N)."),

@@ -24,6 +24,7 @@ def _resume_without_optimizer(event: events.Anomaly) -> Report:
             name=name,
         ),
         phrase("weights from {file}; {name} had no state before its first step", file=file, name=name),
+        # The file has the state, so only the call is missing.
         phrase(
             "Call optimizer.load_state_dict with the optimizer's state in {file}, on the optimizer that "
             "steps and after it was created for the last time.",
@@ -44,6 +45,7 @@ def _resume_without_scheduler(event: events.Anomaly) -> Report:
             "The training continues at {place}, but {name} starts its schedule again.", place=place, name=name
         ),
         phrase("weights from {file}; {name} had not stepped before the first step", file=file, name=name),
+        # As above: nothing else has to be saved.
         phrase("Call scheduler.load_state_dict with the scheduler's state in {file}.", file=file)
         if event.numbers.get("saved")
         else phrase(
