@@ -44,6 +44,7 @@ PARTS = (
     ("torch", "order", "step_order", "install"),
     ("torch", "weights", "weight_digests", "install"),
     ("torch", "belonging", "parameter_checks", "install"),
+    ("torch", "graph parameters", "graph_parameters", "install"),
     ("torch", "modes", "mode_checks", "install"),
     ("torch", "loaded", "loaded_weights", "install"),
     ("torch", "schedule", "schedulers", "install"),

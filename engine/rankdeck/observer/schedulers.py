@@ -2,8 +2,8 @@
 
 Schedulers are found when they are created. After each step of the leading optimizer, the rate of its first
 group and the counter of its scheduler are read; nothing is called. A rate of 0 counts only if a decay led to
-it, in all groups, and if it lasts: a warm-up starts at 0, a frozen part is set to 0 at once, and a cyclic
-schedule soon leaves 0. Read steps.py first.
+it or if it was never higher, in all groups, and if it lasts: a warm-up starts at 0, a frozen part is set to 0
+at once, and a cyclic schedule soon leaves 0. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _MIN_ZERO_SHARE = 0.1
 """Minimum share of the steps that had a rate of 0: a schedule may be over shortly before the training is."""
 _MAX_LAST_SHARE = 0.5
 """Maximum of the last rate before 0, as a share of the highest: a rate set from its maximum to 0 is meant."""
+_MIN_NEVER = 100
+"""Minimum number of steps at a rate of 0 if the rate has never been higher: a warm-up starts at 0."""
+_NEGLIGIBLE_SHARE = 1e-6
+"""Share of the highest rate so far that counts as 0: nothing learns at such a rate."""
 _MIN_INTERVAL, _MIN_LENGTH, _MAX_EPOCHS = 100, 10_000, 1000
 """While a script runs: least steps per epoch and least length of a schedule that cannot be in epochs, and the
 maximum number of epochs that such a length in steps makes."""
@@ -100,7 +104,8 @@ class ScheduleChecks:
         rate = self._read_rate(optimizer.param_groups[0])
         if rate != self._rate:
             self._on_change(rate)
-        if rate == 0 and self._plateau and _is_zero(optimizer, self._read_rate):
+        has_decayed = self._plateau or not self._highest
+        if rate == 0 and has_decayed and all(self._read_rate(other) == 0 for other in optimizer.param_groups):
             self._check_zero()
 
     def find(self, optimizer: Any) -> _Schedule | None:
@@ -125,7 +130,7 @@ class ScheduleChecks:
     def _read_rate(self, group: Any) -> float | None:
         rate = group.get("lr")
         if isinstance(rate, (int, float)):
-            return rate
+            return 0.0 if rate <= _NEGLIGIBLE_SHARE * self._highest else rate
         # Reading a tensor on a GPU would wait for the GPU.
         is_plain = type(rate) is self._torch.Tensor and rate.device.type == "cpu" and rate.numel() == 1
         return float(rate) if is_plain and not has_active_modes(self._torch) else None
@@ -147,6 +152,8 @@ class ScheduleChecks:
         done = session.step - session.first_step
         # A schedule that is stepped once per epoch stays at each rate, so 0 must last longer than the others.
         if num < max(_MIN_STEPS, _MIN_ZERO_SHARE * done, 2 * self._plateau):
+            return
+        if not self._highest and num < _MIN_NEVER:
             return
         self._is_done = True
         schedule = self._schedule
@@ -214,11 +221,6 @@ class ScheduleChecks:
                 done=counter,
                 steps=num_steps,
             )
-
-
-def _is_zero(optimizer: Any, read_rate: Any) -> bool:
-    """Check whether the rates of all groups are 0: those of some are when a part is frozen."""
-    return all(read_rate(group) == 0 for group in optimizer.param_groups)
 
 
 def _length(scheduler: Any) -> int | None:

@@ -31,6 +31,7 @@ _NUM_CLEARED = 4
 _NUM_CHECKED = 50
 """Number of steps whose backward calls are examined for losses that are not divided."""
 _MAX_ROOTS = 64
+_MAX_OWNERS = 64
 _DDP = "DistributedDataParallel"
 _DIVIDING_NODES = ("DivBackward0", "MulBackward0")
 
@@ -54,6 +55,8 @@ class StepOrder:
         """Scale of the last backward's loss while its gradients are still scaled."""
         self._probe: Any = None
         """Weak reference to the parameter whose gradient is examined."""
+        self._owners: dict[int, tuple[Any, bool]] = {}
+        """(weak reference, whether it has that parameter) of what `zero_grad` was called on, by id."""
         self._kept: Any = None
         """(gradient, version) of that parameter after the last step."""
         self._is_cleared = False
@@ -110,10 +113,24 @@ class StepOrder:
 
     def on_zero_grad(self, owner: Any) -> None:
         """Handle a call of `zero_grad` of an optimizer or of a module."""
-        self._is_cleared = True
+        if not self._has_probe(owner):
+            return  # Another model's gradients.
+        self._is_cleared = self.is_zeroed = True
         self._roots.clear()
-        if self._leader is not None and self._leader() is owner:
-            self.is_zeroed = True
+
+    def _has_probe(self, owner: Any) -> bool:
+        """Check whether the examined parameter belongs to an optimizer or to a module."""
+        probe = self._probe and self._probe()
+        if probe is None or (self._leader is not None and self._leader() is owner):
+            return True
+        owned = self._owners.get(id(owner))
+        if owned is None or owned[0]() is not owner:
+            # Once per owner: a script calls this in each step.
+            parameters = list_parameters(owner) if hasattr(owner, "param_groups") else owner.parameters()
+            owned = weakref.ref(owner), any(p is probe for p in parameters)
+            if len(self._owners) < _MAX_OWNERS:
+                self._owners[id(owner)] = owned
+        return owned[1]
 
     def on_unscale(self) -> None:
         """Handle a call of a scaler's `unscale_`."""

@@ -130,6 +130,32 @@ def test_ranks_that_may_differ_are_not_reported(tmp_path: Path, digests: Any, mo
     assert "ranks-drifted" not in _findings(_write(tmp_path, digests, **more))
 
 
+@pytest.mark.parametrize(
+    ("world_size", "is_over", "wrapper", "steps", "is_found"),
+    [
+        (2, True, "DistributedDataParallel", 12, True),
+        (2, False, "DistributedDataParallel", 12, False),
+        (None, True, "DistributedDataParallel", 12, False),
+        (4, True, "DistributedDataParallel", 12, False),
+        (2, True, "fully_shard", 12, False),
+        (2, True, "DistributedDataParallel", 5, False),
+    ],
+)
+def test_a_rank_that_never_steps_is_found(
+    tmp_path: Path, world_size: int | None, is_over: bool, wrapper: str, steps: int, is_found: bool
+) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script(2)
+    run.observe_rank(0, world_size=world_size, wrapper=wrapper)
+    run.write_step_line(0, 1, [1.0] * steps)
+    context = RuleContext(read_run_state(run.dir, curves=True), is_over=is_over)
+    found = {problem.code: problem for problem in check_rules(context)}
+    assert ("ranks-drifted" in found) is is_found
+    if is_found:
+        assert "Rank 1 has never called optimizer.step" in found["ranks-drifted"].message
+        assert "on every rank" in (found["ranks-drifted"].advice or "")
+
+
 def test_a_rank_that_has_not_reported_is_waited_for(tmp_path: Path) -> None:
     run = _write(tmp_path, _steps(equal=(0, 1)))
     run.writer("rank-0").write(events.WeightDigests(rank=0, step=2, digests=[1, 2]))

@@ -65,6 +65,17 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "steps per epoch": (
         _script("schedules.CosineAnnealingLR(optimizer, 60)", 60, _PER_EPOCH), {"scheduler-steps-rarely"},
     ),
+    "never above zero": (
+        _script("schedules.LambdaLR(optimizer, lambda n: min(1, (n + 1) // 1000))", 120), {"rate-zero"},
+    ),
+    "halved in each step": (_script("schedules.StepLR(optimizer, 1, 0.5)", 90), {"rate-zero"}),
+    "a long warm-up of epochs": (
+        _script(
+            "schedules.LambdaLR(optimizer, lambda n: min(1, n / 2))", 80, "if step == 60: schedule.step()"
+        ),
+        set(),
+    ),
+    "decays to a thousandth": (_script("schedules.ExponentialLR(optimizer, 0.92)", 100), set()),
     "as long": (_script(_LINEAR, 60), set()),
     "as long after a warm-up": (_script(_WARM, 60), set()),
     "a few steps too short": (_script(_LINEAR, 64), set()),

@@ -168,6 +168,17 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _STEPS.format(first="", between="optimizer.zero_grad()", last=""),
         {"zeroed-before-step"},
     ),
+    "clears the model too early": (
+        _STEPS.format(first="", between="net.zero_grad(set_to_none=False)", last=""),
+        {"zeroed-before-step"},
+    ),
+    "clears another model": (
+        _STEPS.format(first="other.zero_grad()", between="", last="").replace(
+            "for step", "other = nn.Linear(2, 2)\nfor step", 1
+        ),
+        {"gradients-not-cleared"},
+    ),
+    "clears the model": (_STEPS.format(first="net.zero_grad()", between="", last=""), set()),
     "clears to zeros too early": (
         _STEPS.format(first="", between="optimizer.zero_grad(set_to_none=False)", last=""),
         {"zeroed-before-step"},

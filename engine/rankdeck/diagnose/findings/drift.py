@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.diagnose.findings.samples import DDP_WRAPPER, GROUP_OPTIONS
 from rankdeck.run.script_weights import WeightComparison, WeightDifference
@@ -17,13 +17,14 @@ _BYTES_TOLERANCE = 0.02
 """Relative difference between the bytes that a script averages itself in a step and those of its gradients;
 more are other tensors."""
 _MAX_NAMES = 3
+_MIN_STEPS = 10
 
 
 def find_drifted_ranks(context: RuleContext) -> Problem | None:
     """Find ranks that train the same model but hold different weights."""
     comparison = context.state.script.weights.differing
     if comparison is None or comparison.difference is None:
-        return None
+        return _find_ranks_without_steps(context)
     difference = comparison.difference
     is_ddp = _is_ddp(context)
     cause = _find_cause(context, comparison, difference)
@@ -53,6 +54,34 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
         ),
         *evidence,
         advice=advice,
+    )
+
+
+def _find_ranks_without_steps(context: RuleContext) -> Problem | None:
+    """Find ranks that have never called optimizer.step, although others of the same group have."""
+    script, attempt = context.state.script, context.attempt
+    # Only a rank that steps is observed, and DDP's backward passes need all ranks of the run.
+    if not context.is_over or attempt is None or attempt.started is None or not script.ranks:
+        return None
+    num_ranks = attempt.started.world_size
+    missing = [rank for rank in range(num_ranks) if rank not in script.ranks]
+    is_group = all(rank.world_size == num_ranks for rank in script.ranks.values())
+    num_steps = max((steps.num_steps for steps in script.steps_by_rank.values()), default=0)
+    if not missing or not is_group or not _is_ddp(context) or num_steps < _MIN_STEPS:
+        return None
+    return make_finding(
+        "ranks-drifted",
+        plural_phrase(
+            tr_noop("Rank {ranks} has never called optimizer.step, so its weights are not trained."),
+            tr_noop("Ranks {ranks} have never called optimizer.step, so their weights are not trained."),
+            len(missing),
+            ranks=", ".join(map(str, missing[:8])),
+        ),
+        Evidence(phrase("{num} steps on the other ranks", num=num_steps)),
+        advice=phrase(
+            "Call optimizer.step() on every rank: DistributedDataParallel averages gradients and does not "
+            "send weights. Only logging and saving belong inside `if rank == 0`."
+        ),
     )
 
 

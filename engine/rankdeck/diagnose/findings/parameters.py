@@ -24,21 +24,31 @@ def _optimizer_without_gradients(event: events.Anomaly) -> Report:
             step=event.step,
             foreign=number_of(event, "foreign"),
         ),
-        phrase(
+        _foreign_advice(event),
+    )
+
+
+def _foreign_advice(event: events.Anomaly) -> str:
+    if event.numbers.get("sharded"):
+        return phrase(
             "Create the optimizer after fully_shard, which replaces the parameters by sharded ones; then "
             "zero_grad also clears the right gradients."
         )
-        if event.numbers.get("sharded")
-        else phrase(
-            "Create the optimizer from the parameters of the model that runs, after everything that replaces "
-            "them (wrapping, conversion, copying, loading a new model)."
-        ),
+    advice = phrase(
+        "Create the optimizer from the parameters of the model that runs, after everything that replaces "
+        "them (wrapping, conversion, copying, loading a new model)."
+    )
+    if number_of(event, "foreign"):
+        return advice
+    return phrase(
+        "Look for what cuts the graph between the model and the loss: .item(), .detach(), torch.tensor(...) "
+        "or torch.no_grad(). If the model that runs is another one: {advice}",
+        advice=advice,
     )
 
 
 def _gradient_without_optimizer(event: events.Anomaly) -> Report:
-    # Parameters that only the optimizer still holds: their layers were replaced after it was created.
-    replaced = number_of(event, "replaced")
+    evidence, advice = _where_left_out(event)
     return (
         plural_phrase(
             tr_noop("A parameter has a gradient, but no optimizer steps it: {names}."),
@@ -46,23 +56,47 @@ def _gradient_without_optimizer(event: events.Anomaly) -> Report:
             number_of(event, "names"),
             names=list_names(event),
         ),
-        plural_phrase(
+        evidence,
+        advice,
+    )
+
+
+def _where_left_out(event: events.Anomaly) -> tuple[str, str]:
+    """Return (evidence, advice) for parameters that no optimizer steps."""
+    # Parameters that only the optimizer still holds: their layers were replaced after it was created.
+    replaced = number_of(event, "replaced")
+    if replaced:
+        evidence = plural_phrase(
             tr_noop("1 parameter of the optimizer is no longer in the model"),
             tr_noop("{n} parameters of the optimizer are no longer in the model"),
             replaced,
         )
-        if replaced
-        else phrase("frozen at first, with a gradient since step {step} or earlier", step=event.step)
-        if event.numbers.get("unfrozen")
-        else phrase("found in step {step}", step=event.step),
-        phrase("Create the optimizer after the last change of the model's layers.")
-        if replaced
-        else phrase(
-            "Call optimizer.add_param_group with the unfrozen parameters, or create the optimizer with all "
-            "parameters: those without a gradient are skipped."
+        return evidence, phrase("Create the optimizer after the last change of the model's layers.")
+    if event.numbers.get("unfrozen"):
+        return (
+            phrase("frozen at first, with a gradient since step {step} or earlier", step=event.step),
+            phrase(
+                "Call optimizer.add_param_group with the unfrozen parameters, or create the optimizer with "
+                "all parameters: those without a gradient are skipped."
+            ),
         )
-        if event.numbers.get("unfrozen")
-        else phrase("Pass these parameters to the optimizer, or set requires_grad = False on them."),
+    between = phrase(
+        "between trained layers in the loss's graph, with the same values as {num} steps before",
+        num=number_of(event, "steps"),
+    )
+    if event.numbers.get("outside"):
+        return between, phrase(
+            "These layers belong to no module: store them in nn.ModuleList instead of a list (or assign them "
+            "as attributes), and create the optimizer afterwards."
+        )
+    if event.numbers.get("added"):
+        return between, phrase(
+            "Call optimizer.add_param_group with parameters that are added to the model later, or create the "
+            "optimizer after they are added."
+        )
+    return (
+        phrase("found in step {step}", step=event.step),
+        phrase("Pass these parameters to the optimizer, or set requires_grad = False on them."),
     )
 
 

@@ -65,7 +65,9 @@ def _rate_zero(event: events.Anomaly) -> Report:
     name = _scheduler_name(event)
     if not counter:
         evidence = phrase(
-            "0 in all parameter groups from step {step} to {steps}", step=event.step, steps=steps
+            "0, or less than a millionth of its maximum, in all parameter groups from step {step} to {steps}",
+            step=event.step,
+            steps=steps,
         )
     elif length:
         evidence = phrase(
@@ -91,7 +93,7 @@ def _rate_zero(event: events.Anomaly) -> Report:
         evidence,
         phrase(
             "Make the schedule as long as the training: epochs * len(loader) steps, divided by the number of "
-            "micro-batches per step. Or let it end above zero."
+            "micro-batches per step. If its numbers are epochs, call scheduler.step() once per epoch."
         ),
     )
 
