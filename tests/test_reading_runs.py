@@ -58,6 +58,8 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/observer/heartbeats.py": "memory that it shares with the supervisor",
     "engine/rankdeck/observer/stacks.py": "writes a log",
     "engine/rankdeck/observer/process_title.py": "/proc",
+    "engine/rankdeck/observer/retained_graphs.py": "/proc",
+    "engine/rankdeck/observer/source_lines.py": "the person's script, bounded",
     "engine/rankdeck/training/verify/budget.py": "/proc",
     "engine/rankdeck/observer/writer.py": "the end of what it appends to",
     "engine/rankdeck/launch/locks.py": "the holder of a lock that it could not take",

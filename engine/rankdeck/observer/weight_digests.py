@@ -99,9 +99,12 @@ class WeightDigester:
         self._num_synced += is_synced
         if self._after is not None or (is_synced and _is_due(self._num_synced)):
             after, self._after = self._after, None
-            parameters = self._parameters(optimizer)
-            if self._is_possible() and [id(p) for p in parameters] == self._described:
-                step = self._session.step
+            parameters, step = self._parameters(optimizer), self._session.step
+            if not self._is_possible():
+                # In a step that is tracked operation by operation, nothing else may be computed.
+                if after is not None and not is_synced and not self._has_joined:
+                    self._emit(step, after, optimizer, 0)
+            elif [id(p) for p in parameters] == self._described:
                 digests = self._digests(parameters, step)
                 if after is not None and not is_synced:
                     self._report_changes(optimizer, parameters, after, digests)
