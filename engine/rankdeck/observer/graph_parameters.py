@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import weakref
 
-from .models import list_parameters
 from .readings import has_active_modes, is_capturing
+from .unfreezing import stepped_ids
 from .weight_digests import parameter_names
 from .wrappers import SHARDED_WRAPPERS
 
@@ -56,9 +56,7 @@ class GraphParameters:
             return
         if tensors[0].grad_fn is None or has_active_modes(self._torch):
             return
-        optimizers = [other for other in (ref() for ref in session.optimizers) if other is not None]
-        stepped = {id(p) for other in optimizers for p in list_parameters(other)}
-        between = find_between(tensors[0].grad_fn, stepped)
+        between = find_between(tensors[0].grad_fn, stepped_ids(session))
         before, self._found = self._found, {}
         for parameter in between:
             if type(parameter) is self._torch.nn.Parameter:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from itertools import groupby
 
-from .readings import has_active_modes
+from .readings import has_active_modes, is_capturing
 from .sampling import innermost_sampler, is_in_order
 
 TYPE_CHECKING = False
@@ -92,9 +92,8 @@ class LabelChecks:
         if self.suspicious is None or not self.session.is_step_sampled or not tensors:
             return
         (reference, values), self.suspicious = self.suspicious, None
-        labels, cuda = reference(), self._torch.cuda
-        is_capturing = cuda.is_available() and cuda.is_current_stream_capturing()
-        if labels is None or is_capturing or has_active_modes(self._torch):
+        labels = reference()
+        if labels is None or is_capturing(self._torch) or has_active_modes(self._torch):
             return
         self._num_searched += 1
         nodes = _loss_nodes([tensor.grad_fn for tensor in tensors])

@@ -15,7 +15,7 @@ import weakref
 
 from .frames import drop_own_frame
 from .models import list_parameters, uses_compiler
-from .readings import PENDING, PendingScalar, UnreadScalar, has_active_modes, read_value
+from .readings import PENDING, PendingScalar, UnreadScalar, has_active_modes, is_capturing, read_value
 from .weight_digests import parameter_names, plain_name
 
 TYPE_CHECKING = False
@@ -86,15 +86,11 @@ class FiniteChecks:
             value = read_value(reading)
             if value is PENDING or value is None or math.isfinite(value):
                 continue
-            if not has_active_modes(self._torch) and not self._is_capturing():
+            if not has_active_modes(self._torch) and not is_capturing(self._torch):
                 self._is_done = True
                 self._report(optimizer, number < self._num_losses, not isinstance(reading, PendingScalar))
                 self.stop()
             return
-
-    def _is_capturing(self) -> bool:
-        cuda = self._torch.cuda
-        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def _report(self, optimizer: Any, is_loss: bool, is_exact: bool) -> None:
         session = self._session
@@ -176,7 +172,7 @@ class FiniteChecks:
             if not isinstance(tensor, self._torch.Tensor):
                 continue
             # On a GPU, this waits.
-            is_read = self._session.is_step_sampled and not self._is_capturing()
+            is_read = self._session.is_step_sampled and not is_capturing(self._torch)
             if (tensor.device.type == "cpu" or is_read) and self._not_finite([("", tensor)]):
                 return True
         return False
