@@ -118,8 +118,8 @@ def install(torch: ModuleType, session: RankSession) -> None:
                 reported_at[0] = now
                 session.emit("collectives", step=session.step, **fields)
 
-    session.on_tick.append(session.wrap_part(PART, flush))
-    session.on_fork.append(calls.forget)
+    session.on_tick.add(PART, flush)
+    session.on_fork.add(PART, calls.forget)
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:

@@ -40,6 +40,10 @@ class EpochTracker:
         self._num_same_order = 0
         self._has_reported = False
 
+    def needs_batch(self, first_batches: list[list[Any]]) -> bool:
+        """Check whether `on_batch` still has to be called for batches of a loader."""
+        return not self._has_reported or len(first_batches) < _NUM_BATCHES
+
     def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
         """Handle a batch; `first_batches` collects the numbers read from the loader's first batches."""
         if len(first_batches) < _NUM_BATCHES:

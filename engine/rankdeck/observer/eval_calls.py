@@ -57,7 +57,7 @@ class EvalCalls:
         self._end_hook()
         self._calls: dict[int, EvalCall] = {}
         """By the module's id."""
-        self._new: list[EvalCall] = []
+        self.new: list[EvalCall] = []
         """Calls since the last step of the leading optimizer."""
         self.num_batches = 0
         """Number of batches that loaders have returned while gradients were disabled."""
@@ -86,8 +86,8 @@ class EvalCalls:
         # What ran before this call does not show that it was called for an evaluation.
         if self._run_ids:
             self._run_ids -= {id(part) for part in module.modules()}
-        if len(self._new) < _MAX_CALLS:
-            self._new.append(call)
+        if len(self.new) < _MAX_CALLS:
+            self.new.append(call)
         if self._hook is None and self._num_hooks < _MAX_HOOKS and not uses_compiler():
             self._num_hooks += 1
             hook = self._torch.nn.modules.module.register_module_forward_pre_hook
@@ -111,13 +111,11 @@ class EvalCalls:
         if not self._torch.is_grad_enabled() and len(self._run_ids) < _MAX_RUN:
             self._run_ids.add(id(module))
 
-    def before_step(self) -> list[Any]:
-        """Decide which of the new calls were followed by an evaluation; return their modules."""
-        if not self._new:
-            return []
+    def take_evaluated(self) -> list[Any]:
+        """Return the modules of the new calls that were followed by an evaluation."""
         self._end_hook()
         evaluated: list[Any] = []
-        for call in self._new:
+        for call in self.new:
             module = call.ref()
             if module is None:
                 continue
@@ -126,7 +124,7 @@ class EvalCalls:
             )
             if call.has_run:
                 evaluated.append(module)
-        self._new, self._run_ids = [], set()
+        self.new, self._run_ids = [], set()
         return evaluated
 
     def last_on(self, module: Any) -> EvalCall | None:

@@ -154,11 +154,10 @@ def install(torch: Any, session: RankSession) -> None:
 
     full = MemoryTracker(torch, session)
     _trackers.append(full)
-    leave = session.wrap_part(PART, full.leave)
-    session.on_sampled_step.append(session.wrap_part(PART, full.on_sampled_step))
-    session.on_fork.append(leave)
+    session.on_sampled_step.add(PART, full.on_sampled_step)
+    session.on_fork.add(PART, full.leave)
     register_optimizer_step_post_hook(_make_hook(full, session))
-    atexit.register(leave)
+    atexit.register(session.wrap_part(PART, full.leave))
 
 
 def _make_hook(full: MemoryTracker, session: RankSession) -> Any:

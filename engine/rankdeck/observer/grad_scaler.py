@@ -25,8 +25,8 @@ _PART = "scaler"
 def install(module: Any, session: RankSession) -> None:
     """Observe torch's own scaler."""
     skipped = SkippedSteps(session)
-    session.on_leader_chosen.append(session.wrap_part(_PART, skipped.set_leader))
-    session.on_fork.append(skipped.forget)
+    session.on_leader_chosen.add(_PART, skipped.set_leader)
+    session.on_fork.add(_PART, skipped.forget)
     _wrap_scale(module.GradScaler, session)
     _wrap_unscale(module.GradScaler, session)
     _wrap_step(module.GradScaler, session, skipped)

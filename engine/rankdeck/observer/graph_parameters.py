@@ -157,6 +157,6 @@ def _leaf_of(node: Any) -> Any:
 def install(torch: Any, session: RankSession) -> None:
     """Examine the graphs of losses."""
     checks = GraphParameters(torch, session)
-    session.on_backward.append(session.wrap_part(PART, checks.on_backward))
-    session.on_leader_chosen.append(session.wrap_part(PART, checks.on_leader_chosen))
-    session.on_fork.append(checks.forget)
+    session.on_some_backward.add(PART, checks.on_backward)
+    session.on_leader_chosen.add(PART, checks.on_leader_chosen)
+    session.on_fork.add(PART, checks.forget)

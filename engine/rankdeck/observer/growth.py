@@ -116,6 +116,6 @@ class GrowthCounter:
 def install(torch: Any, session: RankSession) -> None:
     """Count after steps of the leading optimizer."""
     counter = GrowthCounter(session)
-    session.on_step.append(session.wrap_part(PART, counter.on_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, counter.on_leader_chosen))
-    session.on_fork.append(counter.forget)
+    session.on_some_step.add(PART, counter.on_step)
+    session.on_leader_chosen.add(PART, counter.on_leader_chosen)
+    session.on_fork.add(PART, counter.forget)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .session import RankSession
     from .trained_modules import TrainedModules
 
+PART = "modes"
 _NUM_STEPS = 10
 """Number of steps for which a submodule must have been in evaluation mode."""
 _MIN_SCANS = 3
@@ -66,7 +67,7 @@ class LayerModes:
         self._parts: dict[str, _EvalPart] = {}
         """By path from the root."""
         self._last_scan: int | None = None
-        self._num_probes = self._num_bursts = self._num_more_scans = 0
+        self._num_probes = self._num_bursts = 0
         self._probed: dict[str, _EvalPart] = {}
         self._probed_modules: dict[int, _EvalPart] = {}
         """By the id of each module inside them."""
@@ -80,19 +81,15 @@ class LayerModes:
             trained.trains(module) and not module.training for module in modules
         ):
             self._num_bursts += 1
-            self._num_more_scans = _NUM_STEPS + 1
+            self._session.request_samples(_NUM_STEPS + 1)
 
-    def on_step(self) -> None:
-        """End the probe of a step, and scan if an evaluation was just before."""
-        if self._probe is not None:
-            self._end_probe()
-            confirmed = {path: part for path, part in self._probed.items() if part.modes == {False}}
-            self._probed = {}
-            if confirmed:
-                self._report(confirmed)
-        if self._num_more_scans and not self._session.is_step_sampled:
-            self.scan()
-        self._num_more_scans = max(0, self._num_more_scans - 1)
+    def on_step(self, _: Any) -> None:
+        """End the probe of a step."""
+        self._end_probe()
+        confirmed = {path: part for path, part in self._probed.items() if part.modes == {False}}
+        self._probed = {}
+        if confirmed:
+            self._report(confirmed)
 
     def scan(self) -> None:
         """Scan the trained submodules; start a probe if one of them should be reported."""
@@ -167,6 +164,7 @@ class LayerModes:
                 self._probed_modules[id(inner)] = part
         hook = self._torch.nn.modules.module.register_module_forward_pre_hook
         self._probe = hook(self._on_forward)
+        self._session.on_step.add(PART, self.on_step)
 
     def _on_forward(self, module: Any, _: Any) -> None:
         try:
@@ -174,7 +172,7 @@ class LayerModes:
             if part is not None and self._torch.is_grad_enabled():
                 part.modes.add(bool(module.training))
         except Exception as error:
-            self._session.disable_part("modes", error)
+            self._session.disable_part(PART, error)
 
     def _report(self, parts: dict[str, _EvalPart]) -> None:
         kinds: dict[str, int] = {}
@@ -201,6 +199,7 @@ class LayerModes:
         if self._probe is not None:
             self._probe.remove()
             self._probe = None
+            self._session.on_step.remove(PART, self.on_step)
 
 
 def _has_own_train(module: Any) -> bool:

@@ -69,7 +69,6 @@ class LoaderTracker:
         self._on_batch_without_gradients = session.wrap_part(
             "modes", lambda iterator: session.modes.on_batch_without_gradients(iterator)
         )
-        self._on_batch = session.wrap_part("finite", lambda batch: session.finite.on_batch(batch))
         self._on_pass_ended = session.wrap_part(
             "modes", lambda iterator: session.modes.on_pass_ended(iterator)
         )
@@ -97,14 +96,15 @@ class LoaderTracker:
             feed = self._add_iterator(iterator)
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
         if self._session.finite is not None:
-            self._on_batch(batch)
+            self._session.finite.remember_batch(batch)
         self._session.waited_s += seconds
         try:
             num_samples = feed.count_samples(batch)
         except Exception:
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
             num_samples = feed.count_samples(batch)
-        self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
+        if self._epochs.needs_batch(feed.first_batches):
+            self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
         if feed.checks is None:
             started = [(part, start(iterator)) for part, start in self._start_checks]
             feed.checks = [(part, check) for part, check in started if check is not None]
@@ -217,11 +217,10 @@ def install(module: Any, session: RankSession) -> None:
     import torch
 
     loaders = LoaderTracker(torch, session)
-    session.on_backward.append(session.wrap_part(labels.PART, loaders.labels.on_backward))
-    session.on_tick.append(session.wrap_part(labels.PART, loaders.labels.on_tick))
-    session.before_step.append(session.wrap_part(repeats.PART, loaders.repeats.before_step))
-    session.on_backward.append(session.wrap_part("samples", loaders.on_backward))
-    session.on_fork.append(loaders.forget)
+    session.on_some_backward.add(labels.PART, loaders.labels.on_backward)
+    session.on_tick.add(labels.PART, loaders.labels.on_tick)
+    session.on_backward.add("samples", loaders.on_backward)
+    session.on_fork.add("samples", loaders.forget)
     base = module._BaseDataLoaderIter
     fetch, clock = base.__next__, time.perf_counter
 

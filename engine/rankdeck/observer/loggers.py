@@ -43,8 +43,8 @@ def get_metric_buffer(session: RankSession) -> MetricBuffer:
             for columns in buffer.take(session.is_ending):
                 session.emit("metric", **columns._asdict())
 
-        session.on_tick.append(session.wrap_part(PART, flush))
-        session.on_fork.append(buffer.forget)
+        session.on_tick.add(PART, flush)
+        session.on_fork.add(PART, buffer.forget)
         session.metric_buffer = buffer
     return buffer
 

@@ -14,7 +14,7 @@ import time
 
 from .frames import drop_own_frame
 from .loss_scale import unscale
-from .readings import ScalarReader, UnreadScalar, has_active_modes
+from .readings import ScalarReader, UnsampledScalar, has_active_modes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _MAX_READINGS = 256
+_SOME_EVERY = 16
+"""Number of steps, each of which is one of session.on_some_backward although it is not sampled."""
 
 
 class LossTracker:
@@ -85,15 +87,16 @@ class LossTracker:
             isinstance(t, self._torch.Tensor) for t in tensors
         ):
             tensors = []
-        for function in session.on_backward:
-            function(tensors)
+        session.on_backward.call(tensors)
+        if session.is_step_sampled or not (session.step + 1) % _SOME_EVERY:
+            session.on_some_backward.call(tensors)
         if len(self.readings) < _MAX_READINGS:
             loss = self._loss_of(tensors)
             if loss is not None:
                 loss = (
                     self._readings.read(loss)
                     if session.is_step_sampled
-                    else UnreadScalar(self._readings, loss.detach())
+                    else UnsampledScalar(self._readings, loss)
                 )
             self.readings.append(loss)
         else:
@@ -107,8 +110,11 @@ class LossTracker:
             self.readings.pop()
 
     def _loss_of(self, tensors: Any) -> Any:
-        if not tensors or any(tensor.numel() != 1 for tensor in tensors) or has_active_modes(self._torch):
+        if not tensors or has_active_modes(self._torch):
             return None
+        for tensor in tensors:
+            if tensor.numel() != 1:
+                return None
         with self._torch.no_grad():
             losses = [unscale(tensor) for tensor in tensors] if self.with_scaler else tensors
             for loss, tensor in zip(losses, tensors):
@@ -131,7 +137,7 @@ def count_frames(frame: Any, code: Any) -> int:
 def install(torch: Any, session: RankSession) -> None:
     """Observe backward calls."""
     session.losses = losses = LossTracker(torch, session)
-    session.on_fork.append(losses.forget)
+    session.on_fork.add("loss", losses.forget)
     backward = torch.autograd.backward
 
     @functools.wraps(backward)

@@ -82,7 +82,7 @@ def install(torch: Any, session: RankSession) -> None:
         if fields is not None and not (session.has_tracked_step and fields["source"] == OWNERS_SEEN):
             session.emit("memory", step=session.step, **fields)
 
-    session.on_sampled_step.append(session.wrap_part(PART, read))
+    session.on_sampled_step.add(PART, read)
 
 
 def _live_objects(references: Iterable[Any]) -> list[Any]:

@@ -1,16 +1,18 @@
 """Finds containers whose tensors use up the memory, as the memory in use rises with every step.
 
-The memory of the process (without files) and of its GPUs is read after every eighth step. The minimum of each
-block of 24 steps must rise four times in a row by similar amounts. Warm-up, page caches and buffers do that
-too, so that alone is not reported: all containers are then counted twice, one block apart, and a container
-is reported if it has grown with the steps and explains the rise. A container with a limit is left out, and
-so is one of an object that can be reset, such as a metric. Read retained_graphs.py first.
+The memory of the process (without files) and of its GPUs is read after every eighth step, later less often
+where steps are very short. The minimum of each block of three readings must rise four times in a row by
+similar amounts. Warm-up, page caches and buffers do that too, so that alone is not reported: all containers
+are then counted twice, one block apart, and a container is reported if it has grown with the steps and
+explains the rise. A container with a limit is left out, and so is one of an object that can be reset, such as
+a metric. Read retained_graphs.py first.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 
 from .frames import script_line
 from .holders import find_containers, name_of
@@ -25,8 +27,14 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 PART = "memory growth"
-_READ_EVERY, _BLOCK = 8, 24
+_READ_EVERY = 8
+_BLOCK = 3
+"""Number of readings in a block."""
 _NUM_BLOCKS = 5
+_NUM_DENSE = 256
+"""Number of steps from which on the memory is read less often if that takes too long."""
+_MAX_TIME_SHARE = 1 / 500
+"""Maximum share of the time that the readings take."""
 _MIN_BYTES_PER_STEP = 1 << 16
 _MAX_RATIO = 4.0
 """Maximum ratio between the largest and the smallest rise: a rise with every step is even."""
@@ -55,6 +63,9 @@ class MemoryGrowth:
         self._slope = 0.0
         self._is_on_gpu = False
         self._next_search = 0
+        self._read_every = _READ_EVERY
+        self._block_steps = _BLOCK * _READ_EVERY
+        self._block_began_s = 0.0
 
     def on_leader_chosen(self, _: Any) -> None:
         """Start over with another optimizer."""
@@ -64,18 +75,27 @@ class MemoryGrowth:
         """Read the memory after every eighth step of the leading optimizer."""
         # Not in the steps whose graphs are marked: no step should pay for both.
         step = self._session.step + _READ_EVERY // 2
-        if step % _READ_EVERY:
+        if step % self._read_every:
             return
+        start_s = time.perf_counter()
         host, device = memory_bytes(self._torch)
+        end_s = time.perf_counter()
         lowest = self._lowest
         self._lowest = (host, device) if lowest is None else (min(host, lowest[0]), min(device, lowest[1]))
-        if step % _BLOCK:
+        if step % self._block_steps:
             return
         # The first block has the warm-up.
-        if step - self._session.first_step > _BLOCK:
+        if step - self._session.first_step > self._block_steps:
             self._blocks.append(self._lowest)
             del self._blocks[:-_NUM_BLOCKS]
         self._lowest = None
+        share = _BLOCK * (end_s - start_s) / (end_s - self._block_began_s)
+        self._block_began_s = end_s
+        if step > _NUM_DENSE and share > _MAX_TIME_SHARE and self._containers is None:
+            self._read_every *= 2
+            self._block_steps *= 2
+            self._blocks = []
+            return
         if has_active_modes(self._torch) or step < self._next_search:
             return
         if self._containers is not None:
@@ -87,10 +107,10 @@ class MemoryGrowth:
         for on_gpu in (True, False):
             series = [block[1 if on_gpu else 0] for block in self._blocks]
             rises = [series[number + 1] - series[number] for number in range(len(series) - 1)]
-            if len(series) < _NUM_BLOCKS or min(rises) < _MIN_BYTES_PER_STEP * _BLOCK / _MAX_RATIO:
+            if len(series) < _NUM_BLOCKS or min(rises) < _MIN_BYTES_PER_STEP * self._block_steps / _MAX_RATIO:
                 continue
             # The mean over all blocks, because a single rise depends on when the allocator gets pages.
-            slope = (series[-1] - series[0]) / (_BLOCK * len(rises))
+            slope = (series[-1] - series[0]) / (self._block_steps * len(rises))
             if slope >= _MIN_BYTES_PER_STEP and max(rises) <= _MAX_RATIO * min(rises):
                 self._slope, self._is_on_gpu = slope, on_gpu
                 return True
@@ -113,10 +133,10 @@ class MemoryGrowth:
         lengths, self._containers = self._containers or {}, None
         session = self._session
         self._next_search = _RETRY_FACTOR * session.step
-        grown = []
+        grown, least = [], _MIN_SHARE * self._block_steps
         for key, (container, length, element_bytes) in self._find().items():
             new = length - lengths.get(key, length)
-            if new >= _MIN_SHARE * _BLOCK and new * element_bytes >= _MIN_SHARE * self._slope * _BLOCK:
+            if new >= least and new * element_bytes >= least * self._slope:
                 grown.append((new * element_bytes, container, length, new))
         # A dataset that was loaded before has the same length in both searches.
         if not grown:
@@ -136,7 +156,7 @@ class MemoryGrowth:
             slope=int(self._slope),
             gpu=float(self._is_on_gpu),
             elements=length,
-            new=new / _BLOCK,
+            new=new / self._block_steps,
             element_bytes=size // new,
         )
 
@@ -159,6 +179,6 @@ def _has_limit(owner: Any, length: int) -> bool:
 def install(torch: Any, session: RankSession) -> None:
     """Read the memory after steps of the leading optimizer."""
     growth = MemoryGrowth(torch, session)
-    session.on_step.append(session.wrap_part(PART, growth.on_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, growth.on_leader_chosen))
-    session.on_fork.append(growth.forget)
+    session.on_some_step.add(PART, growth.on_step)
+    session.on_leader_chosen.add(PART, growth.on_leader_chosen)
+    session.on_fork.add(PART, growth.forget)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 
 from . import eval_calls
-from .layer_modes import LayerModes
+from .layer_modes import PART, LayerModes
 from .models import uses_compiler
 from .trained_modules import TrainedModules
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-PART = "modes"
 _NUM_IN_A_ROW = 10
 """Number of steps in a row in evaluation mode after which this is reported."""
 _MIN_BATCHES = 2
@@ -70,10 +69,10 @@ class ModeChecks:
         if not leads:
             return
         # Before the mode is read: a submodule may be left in evaluation mode while the root trains.
-        evaluated = self.calls.before_step()
-        if evaluated:
-            self._layers.on_evaluated(evaluated)
-        root, step = self._trained.root, self._session.step + 1
+        if self.calls.new:
+            self._layers.on_evaluated(self.calls.take_evaluated())
+        path, step = self._trained.path, self._session.step + 1
+        root = path[-1]() if path else None
         if root is None or self._num_eval >= _NUM_IN_A_ROW:
             return
         if root.training:
@@ -94,10 +93,6 @@ class ModeChecks:
                     line="" if call is None else call.line,
                     was_training=self._last_trained if self._has_trained else 0,
                 )
-
-    def on_step(self, _: Any) -> None:
-        """Handle the end of a step of the leading optimizer."""
-        self._layers.on_step()
 
     def on_sampled_step(self, optimizer: Any) -> None:
         """Examine the modules after a sampled step, whose cost decides when the next step is sampled."""
@@ -146,8 +141,7 @@ def install(torch: Any, session: RankSession) -> None:
     """Read the mode before each step; loaders.py reports the batches of evaluations."""
     session.modes = modes = ModeChecks(torch, session)
     eval_calls.install(torch, session.wrap_part(PART, modes.calls.on_eval))
-    session.before_step.append(session.wrap_part(PART, modes.before_step))
-    session.on_step.append(session.wrap_part(PART, modes.on_step))
-    session.on_sampled_step.append(session.wrap_part(PART, modes.on_sampled_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, modes.on_leader_chosen))
-    session.on_fork.append(modes.forget)
+    session.before_step.add(PART, modes.before_step)
+    session.on_sampled_step.add(PART, modes.on_sampled_step)
+    session.on_leader_chosen.add(PART, modes.on_leader_chosen)
+    session.on_fork.add(PART, modes.forget)

@@ -80,17 +80,13 @@ def install(torch: Any, session: RankSession) -> None:
         if detected is not None:
             session.record_facts(precision=detected)
         if detected is not None or session.step > 2:
-            # A new list, because the caller is iterating over the old one.
-            session.on_backward = [
-                function for function in session.on_backward if function is not precision_part
-            ]
+            session.on_backward.remove("precision", precision)
 
     find_model = session.wrap_part("model", _ModelFinder(torch, session).find)
-    session.on_leader_chosen.append(session.wrap_part("optimizer", leading))
-    session.on_rank_start.append(session.wrap_part("versions", versions))
-    precision_part = session.wrap_part("precision", precision)
+    session.on_leader_chosen.add("optimizer", leading)
+    session.on_rank_start.add("versions", versions)
     if hasattr(torch.autograd.graph.Node, "_input_metadata"):
-        session.on_backward.append(precision_part)
+        session.on_backward.add("precision", precision)
     else:  # Older graphs have no dtypes, and the parameters' would be wrong under autocast.
         session.disable_part("precision", "needs torch 2.5 or newer")
 

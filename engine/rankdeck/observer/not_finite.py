@@ -15,7 +15,7 @@ import weakref
 
 from .frames import drop_own_frame
 from .models import list_parameters, uses_compiler
-from .readings import PENDING, PendingScalar, UnreadScalar, has_active_modes, is_capturing, read_value
+from .readings import PENDING, PendingScalar, UnsampledScalar, has_active_modes, is_capturing, read_value
 from .weight_digests import parameter_names, plain_name
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class FiniteChecks:
         self.forget()
 
     def forget(self) -> None:
-        self._is_done = False
+        self._is_done = self._is_pending = False
         self._readings: list[Any] = []
         """Losses and norm of the last examined step, of which some may be pending."""
         self._num_losses = self._step = 0
@@ -51,12 +51,10 @@ class FiniteChecks:
         self._masking: Any = weakref.WeakSet()
         """Modules with such outputs in a step whose loss was finite, such as those that make masks."""
 
-    def on_batch(self, batch: Any) -> None:
+    def remember_batch(self, batch: Any) -> None:
         """Remember the tensors of a batch that a loader returns."""
         items = list(batch.values()) if isinstance(batch, dict) else batch
-        if not isinstance(items, (list, tuple)):
-            items = [items]
-        some = items[:_MAX_BATCH_TENSORS]
+        some = items[:_MAX_BATCH_TENSORS] if isinstance(items, (list, tuple)) else [items]
         self._batch = [weakref.ref(item) for item in some if type(item) is self._torch.Tensor]
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
@@ -65,25 +63,31 @@ class FiniteChecks:
         losses = session.losses
         if self._is_done or losses is None or not (leads or not session.step):
             return
-        readings = losses.readings
-        if not session.is_step_sampled:
-            for reading in readings:
-                if not isinstance(reading, UnreadScalar) or not (self._sees_all_steps or reading.is_on_cpu):
+        readings = []
+        for reading in losses.readings:
+            if type(reading) is UnsampledScalar:
+                if reading.value is None and not (session.is_step_sampled or self._sees_all_steps):
                     return
-            readings = [reading.read() for reading in readings]
-        self._check(optimizer)
-        self._readings, self._num_losses, self._step = list(readings), len(readings), session.step + 1
-        self._check(optimizer)
+                reading = reading.read()
+            readings.append(reading)
+        if self._is_pending:
+            self._check(optimizer)
+        self._readings, self._num_losses, self._step = readings, len(readings), session.step + 1
+        # As in nearly all steps: a shortcut.
+        if len(readings) != 1 or type(readings[0]) is not float or not math.isfinite(readings[0]):
+            self._check(optimizer)
 
-    def on_norm(self, optimizer: Any, norm: Any) -> None:
+    def before_sampled_step(self, optimizer: Any, _: bool, norm: Any) -> None:
         """Handle the gradient norm of a sampled step."""
         if not self._is_done and self._step == self._session.step + 1:
             self._readings.append(norm)
             self._check(optimizer)
 
     def _check(self, optimizer: Any) -> None:
+        self._is_pending = False
         for number, reading in enumerate(self._readings):
             value = read_value(reading)
+            self._is_pending = self._is_pending or value is PENDING
             if value is PENDING or value is None or math.isfinite(value):
                 continue
             if not has_active_modes(self._torch) and not is_capturing(self._torch):
@@ -210,13 +214,13 @@ class FiniteChecks:
 def install(torch: Any, session: RankSession) -> None:
     """Examine the losses and norms that are read; check the outputs of modules under full observation."""
     session.finite = checks = FiniteChecks(torch, session)
-    session.before_step.append(session.wrap_part(PART, checks.before_step))
-    session.on_norm.append(session.wrap_part(PART, checks.on_norm))
-    session.on_fork.append(checks.forget)
+    session.before_step.add(PART, checks.before_step)
+    session.before_sampled_step.add(PART, checks.before_sampled_step)
+    session.on_fork.add(PART, checks.forget)
     if session.level != "full" or uses_compiler():
         return
     checks.observe_modules()
-    session.on_step.append(session.wrap_part(PART, checks.on_step))
+    session.on_step.add(PART, checks.on_step)
     compile_function = torch.compile
 
     @functools.wraps(compile_function)

@@ -57,7 +57,7 @@ class ParameterChecks:
         """
         self._ran: dict[int, str] = {}
         """How the module of a parameter without gradients ran in the probed step, by the parameter's id."""
-        self._is_done = self._is_restarted = False
+        self._is_done = False
         self._stepped: list[Any] = []
         """Weak references to the optimizers that have stepped since the last backward."""
         self._pairs: set[tuple[int, int]] = set()
@@ -65,18 +65,24 @@ class ParameterChecks:
 
     def on_backward(self, _: Any) -> None:
         """Handle the start of an outermost backward."""
-        if self._stepped:
-            self._stepped = []
+        self._stepped = []
+        self._session.on_backward.remove(PART, self.on_backward)
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
-        """Examine the gradients before a sampled step of the leading optimizer."""
-        if not leads or len(self._session.optimizers) > 1:
-            if self._stepped:
-                self._compare_optimizers(optimizer)
-            self._stepped.append(weakref.ref(optimizer))
+        """Compare the parameters of several optimizers that step after the same backward."""
         if self._probe is not None and leads:
             self._end_probe()
-        if not leads or not (self._session.is_step_sampled or self._is_restarted):
+        if leads and len(self._session.optimizers) < 2:
+            return
+        if self._stepped:
+            self._compare_optimizers(optimizer)
+        else:
+            self._session.on_backward.add(PART, self.on_backward)
+        self._stepped.append(weakref.ref(optimizer))
+
+    def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:
+        """Examine the gradients before a sampled step of the leading optimizer."""
+        if not leads:
             return
         losses = self._session.losses
         if losses is None or losses.backwards == 0:
@@ -99,14 +105,14 @@ class ParameterChecks:
         if trainable and not with_gradient:
             self._num_all_missing += 1
             if self._num_all_missing == _NUM_ALL_MISSING:
-                self._is_done, self._is_restarted = True, False
+                self._is_done = True
                 self._report_foreign(optimizer, trainable)
             return
         self._num_all_missing = 0
         if self._num_examined == 2:
             self._report_left_out(optimizer)
         if self._num_examined == _NUM_EXAMINED:
-            self._is_done, self._is_restarted = True, False
+            self._is_done = True
             if self._without and not uses_compiler():
                 self._ran, self._is_model_in_graph = {}, None
                 model = find_model(self._session, optimizer)
@@ -119,7 +125,8 @@ class ParameterChecks:
         """Examine parameters, by id, that have become trainable; the examined ones are not repeated."""
         if self._is_done and self._probe is None:
             self._without = {key: weakref.ref(p) for key, p in parameters.items()}
-            self._num_examined, self._is_done, self._is_restarted = 0, False, True
+            self._num_examined, self._is_done = 0, False
+            self._session.request_samples(_NUM_EXAMINED + 1)
 
     def _report_foreign(self, optimizer: Any, trainable: dict[int, Any]) -> None:
         """Report an optimizer none of whose parameters has a gradient."""
@@ -316,14 +323,14 @@ class ParameterChecks:
 def install(torch: Any, session: RankSession) -> None:
     """Examine sampled steps of the leading optimizer."""
     checks = ParameterChecks(torch, session)
-    session.on_backward.append(session.wrap_part(PART, checks.on_backward))
-    session.before_step.append(session.wrap_part(PART, checks.before_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, checks.on_leader_chosen))
-    session.on_tick.append(session.wrap_part(PART, checks.on_tick))
-    session.on_fork.append(checks.forget)
+    session.before_step.add(PART, checks.before_step)
+    session.before_sampled_step.add(PART, checks.before_sampled_step)
+    session.on_leader_chosen.add(PART, checks.on_leader_chosen)
+    session.on_tick.add(PART, checks.on_tick)
+    session.on_fork.add(PART, checks.forget)
     unfreezing.install(session, PART, checks.restart)
     updates = UpdateChecks(torch, session)
-    session.before_step.append(session.wrap_part(PART, updates.before_step))
-    session.on_step.append(session.wrap_part(PART, updates.on_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, updates.on_leader_chosen))
-    session.on_fork.append(updates.forget)
+    session.before_sampled_step.add(PART, updates.before_sampled_step)
+    session.on_sampled_step.add(PART, updates.on_sampled_step)
+    session.on_leader_chosen.add(PART, updates.on_leader_chosen)
+    session.on_fork.add(PART, updates.forget)

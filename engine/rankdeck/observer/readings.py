@@ -61,10 +61,9 @@ class ScalarReader:
         torch = self._torch
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None  # A subclass may run a collective, or any code.
-        kind = tensor.device.type
-        if kind == "cpu":
-            return tensor.detach().item()
-        if kind != "cuda" or is_capturing(torch):
+        if tensor.is_cpu:
+            return tensor.item()
+        if not tensor.is_cuda or is_capturing(torch):
             return None
         return self._start(tensor)
 
@@ -88,20 +87,26 @@ class ScalarReader:
         return PendingScalar(memory, self._tickets, slot, turn)
 
 
-class UnreadScalar:
-    """A scalar from an unsampled step, read only if that step is the last one."""
+class UnsampledScalar:
+    """A scalar of a step that is not sampled, recorded only if that step is the last one.
 
-    def __init__(self, scalars: ScalarReader, tensor: Any) -> None:
-        self._reader, self._tensor = scalars, tensor
-        self._version = tensor._version
+    `value` is the number if the tensor is on a CPU; on a GPU, `read` starts to read it.
+    """
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether reading it waits for nothing."""
-        return bool(self._tensor.device.type == "cpu")
+    __slots__ = ("_reader", "_tensor", "_version", "value")
+
+    def __init__(self, reader: ScalarReader, tensor: Any) -> None:
+        self.value: Any = None
+        self._tensor: Any = None
+        if tensor.is_cpu:
+            self.value = reader.read(tensor)
+        else:
+            self._reader, self._tensor, self._version = reader, tensor.detach(), tensor._version
 
     def read(self) -> Reading:
         """Return the value; None if the tensor has changed since this object was created."""
+        if self._tensor is None:
+            return self.value
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 

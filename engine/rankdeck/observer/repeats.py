@@ -8,8 +8,6 @@ epochs.py first.
 
 from __future__ import annotations
 
-import weakref
-
 from .epochs import numbers_of, tensors_of
 from .sampling import is_random
 
@@ -48,8 +46,6 @@ class RepeatChecks:
         self._has_reported_workers = self._has_reported_order = False
         self._last_order: Any = None
         """(weak reference to the optimizer, dataset, digest) of the last pass."""
-        self._stepped: Any = None
-        """Weak reference to the optimizer that stepped last."""
         self._num_same_order = 0
 
     def start_pass(self, iterator: Any) -> Any:
@@ -64,11 +60,6 @@ class RepeatChecks:
             return None
         self._num_passes += 1
         return _Pass(self, iterator, num_workers if compares_workers else 0, compares_orders)
-
-    def before_step(self, optimizer: Any, _: bool) -> None:
-        """Remember the optimizer that steps."""
-        if self._stepped is None or self._stepped() is not optimizer:
-            self._stepped = weakref.ref(optimizer)
 
     def report_workers(
         self, dataset: str, is_iterable: bool, num_workers: int, *, groups: int = 0, samples: int = 0
@@ -88,8 +79,9 @@ class RepeatChecks:
 
     def on_order(self, dataset: str, digest: int) -> None:
         """Handle a complete pass over a shuffling loader whose first batches have this digest."""
-        optimizer = None if self._stepped is None else self._stepped()
-        last, self._last_order = self._last_order, (self._stepped, dataset, digest)
+        stepped = self.session.last_optimizer
+        optimizer = None if stepped is None else stepped()
+        last, self._last_order = self._last_order, (stepped, dataset, digest)
         # Another optimizer belongs to another training, which may well start from the same seed.
         is_same = last is not None and optimizer is not None and last[0]() is optimizer
         self._num_same_order = self._num_same_order + 1 if is_same and last[1:] == (dataset, digest) else 0

@@ -176,7 +176,7 @@ class ResumeChecks:
             return
         now = schedule.read_counter()
         # A script may set the scheduler itself, as by scheduler.step(epoch).
-        is_set = now is None or -1 <= now - counter <= growth + 1
+        is_set = now is None or schedule.has_gone_back or -1 <= now - counter <= growth + 1
         if resumption.first_counter <= 1 and not is_set and schedule.has_plan:
             session.report_anomaly(
                 "resume-without-scheduler",
@@ -233,9 +233,9 @@ def _integers() -> Iterator[tuple[Any, str, int]]:
 def install(torch: Any, session: RankSession) -> None:
     """Observe the files that are loaded, below torch.load, whose warnings name the line that called it."""
     session.resume = checks = ResumeChecks(torch, session)
-    session.on_first_step.append(session.wrap_part(PART, checks.on_first_step))
-    session.on_sampled_step.append(session.wrap_part(PART, checks.on_sampled_step))
-    session.on_fork.append(checks.forget)
+    session.on_first_step.add(PART, checks.on_first_step)
+    session.on_sampled_step.add(PART, checks.on_sampled_step)
+    session.on_fork.add(PART, checks.forget)
     on_file = session.wrap_part(PART, checks.on_file)
     for name in ("_load", "_legacy_load"):
         _observe(torch.serialization, name, on_file)

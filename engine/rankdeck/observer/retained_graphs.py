@@ -201,7 +201,7 @@ def memory_bytes(torch: Any) -> tuple[int, int]:
 def install(torch: Any, session: RankSession) -> None:
     """Mark the graphs of losses, and check the marks after steps."""
     graphs = RetainedGraphs(torch, session)
-    session.on_backward.append(session.wrap_part(PART, graphs.on_backward))
-    session.on_step.append(session.wrap_part(PART, graphs.on_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, graphs.on_leader_chosen))
-    session.on_fork.append(graphs.forget)
+    session.on_some_backward.add(PART, graphs.on_backward)
+    session.on_some_step.add(PART, graphs.on_step)
+    session.on_leader_chosen.add(PART, graphs.on_leader_chosen)
+    session.on_fork.add(PART, graphs.forget)

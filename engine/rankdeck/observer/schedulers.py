@@ -51,6 +51,8 @@ class _Schedule:
         """The same when the counter last changed."""
         self.interval = 0
         """Number of steps between the last two changes."""
+        self.has_gone_back = False
+        """Whether the counter has become smaller: the script sets it, as with `step(epoch)`."""
 
     def read_counter(self) -> int | None:
         """Return the scheduler's counter, and the last one that was read if the scheduler is gone."""
@@ -76,6 +78,8 @@ class ScheduleChecks:
         self._schedule: _Schedule | None = None
         self._has_looked = False
         self._rate: Any = None
+        self._number: float | None = None
+        """The rate as stored in the group; None if it is a tensor, which may change in place."""
         self._highest = 0.0
         self._rate_since = 0
         """Number of the first step at the current rate."""
@@ -99,9 +103,12 @@ class ScheduleChecks:
         schedule = self._schedule
         if schedule is not None:
             self._read_counter(schedule)
-        if self._is_done:
+        group = optimizer.param_groups[0]
+        # As in the step before: a shortcut, because this is so in nearly all steps.
+        if self._is_done or (self._rate and group.get("lr") == self._number):
             return
-        rate = self._read_rate(optimizer.param_groups[0])
+        rate = self._read_rate(group)
+        self._number = group["lr"] if type(group.get("lr")) is float else None
         if rate != self._rate:
             self._on_change(rate)
         has_decayed = self._plateau or not self._highest
@@ -125,6 +132,7 @@ class ScheduleChecks:
             schedule.length = _length(schedule.ref())
         elif counter != schedule.changed[0]:
             schedule.interval = step - schedule.changed[1]
+            schedule.has_gone_back = schedule.has_gone_back or counter < schedule.changed[0]
             schedule.changed = counter, step
 
     def _read_rate(self, group: Any) -> float | None:
@@ -249,7 +257,7 @@ def install(torch: Any, session: RankSession) -> None:
         add(self)
 
     base.__init__ = observed
-    session.on_leader_chosen.append(session.wrap_part(PART, checks.on_leader_chosen))
-    session.on_step.append(session.wrap_part(PART, checks.on_step))
-    session.on_tick.append(session.wrap_part(PART, checks.on_tick))
-    session.on_fork.append(checks.forget)
+    session.on_leader_chosen.add(PART, checks.on_leader_chosen)
+    session.on_step.add(PART, checks.on_step)
+    session.on_tick.add(PART, checks.on_tick)
+    session.on_fork.add(PART, checks.forget)

@@ -6,19 +6,7 @@ values (`on_log`) are written earlier, into the file of the rank that this proce
 locked only during a write, so that a training process can claim it. A forked child starts with no state. Read
 steps.py next, which defines a step.
 
-Parts use `emit`, `record_facts`, `beat`, `wrap_part`, `disable_part`, and lists of functions, each called
-when:
-
-    on_rank_start(optimizer)     this process has become a rank
-    on_leader_chosen(optimizer)  this optimizer leads from now on
-    on_backward(tensors)         an outermost backward starts
-    on_first_step(optimizer)     this optimizer's first step starts
-    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: of the leading one
-    on_norm(optimizer, norm)     the gradient norm of a sampled step was read before the step
-    on_step(optimizer)           a step of the leading optimizer has ended
-    on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
-    on_tick()                    the thread writes events, or the process ends
-    on_fork()                    a forked child starts and must reset its state
+Parts use `emit`, `record_facts`, `report_anomaly`, `beat`, and what hooks.py offers.
 """
 
 from __future__ import annotations
@@ -30,16 +18,15 @@ import sys
 import threading
 import time
 from collections import deque
-from functools import wraps
 
 from . import process_title
 from .heartbeats import HeartbeatSlot
+from .hooks import PartHooks
 from .process_facts import devices, env_int, rank_and_world_size, script_path
 from .writer import RankFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 TICK_S = 0.25
@@ -53,28 +40,18 @@ only every few seconds and at the end."""
 _COUNTER_INTERVAL_S = 5.0
 
 
-class RankSession:
+class RankSession(PartHooks):
     """Session of a process of the run. `rank` is None until the process steps an optimizer; `step` is the
     number of the last finished step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
+        super().__init__()
         self.run = environment["RANKDECK_RUN"]
         self.attempt = int(environment.get("RANKDECK_ATTEMPT") or 0)
         self.level = environment.get("RANKDECK_OBSERVE") or "light"
         self.is_checked = self.level == "check"
         """Whether every check runs at every step, although that slows the script down."""
         self._heartbeat_page = environment.get("RANKDECK_HEARTBEAT")
-        self.on_rank_start: list[Callable[[Any], None]] = []
-        self.on_sampled_step: list[Callable[[Any], None]] = []
-        self.on_backward: list[Callable[[Any], None]] = []
-        self.on_first_step: list[Callable[[Any], None]] = []
-        self.before_step: list[Callable[[Any, bool], None]] = []
-        self.on_norm: list[Callable[[Any, Any], None]] = []
-        self.on_step: list[Callable[[Any], None]] = []
-        self.on_leader_chosen: list[Callable[[Any], None]] = []
-        self.on_tick: list[Callable[[], None]] = []
-        self.on_fork: list[Callable[[], None]] = []
-        self.disabled_parts: dict[str, str] = {}
         self.stack_signal: int | None = None
         self.losses: Any = None
         """The LossTracker; None if losses are not tracked."""
@@ -101,6 +78,8 @@ class RankSession:
         self.step = 0
         self.is_step_sampled = True
         """Whether the current step is observed in detail."""
+        self.num_requested_samples = 0
+        """Number of the next steps that are sampled on request."""
         self.num_outermost_steps = 0
         """Number of outermost steps of all optimizers."""
         self.first_step = 0
@@ -120,6 +99,8 @@ class RankSession:
         """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []
         """Weak references to the optimizers that have stepped, including inner ones."""
+        self.last_optimizer: Any = None
+        """Weak reference to the optimizer that stepped last."""
         self.scaler: Any = None
         """Weak reference to the gradient scaler that stepped last; None if there is none."""
         self.facts: dict[str, Any] = {}
@@ -171,40 +152,16 @@ class RankSession:
                 numbers={"names": num_names, **numbers},
             )
 
+    def request_samples(self, number: int) -> None:
+        """Sample the current step and the next ones, `number` in all."""
+        self.is_step_sampled = True
+        self.num_requested_samples = max(self.num_requested_samples, number - 1)
+
     def beat(self, phase: str) -> None:
         """Report that this process is alive, in `phase` of the step after `step`."""
         heartbeat = self._heartbeat
         if heartbeat is not None:
             heartbeat.beat(self.step, phase)
-
-    def disable_part(self, part: str, error: BaseException | str) -> None:
-        """Disable a part from now on; only the first reason is reported."""
-        if not isinstance(error, str):
-            error = "%s: %s" % (type(error).__name__, error)
-        self.disabled_parts.setdefault(part, error[:300])
-
-    def wrap_part(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function`, wrapped to disable the part at its first error and to do nothing afterwards."""
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if part not in self.disabled_parts:
-                try:
-                    return function(*args, **kwargs)
-                except Exception as error:
-                    self.disable_part(part, error)
-            return None
-
-        return call
-
-    def call_part(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part as `wrap_part` does, without keeping the wrapped function."""
-        if part not in self.disabled_parts:
-            try:
-                return function(*args)
-            except Exception as error:
-                self.disable_part(part, error)
-        return None
 
     # The life of the session: start, ticks, forks and end.
 
@@ -226,8 +183,7 @@ class RankSession:
         self.rank, self.world_size, self.first_step = file.rank, world_size, file.last_step
         self.step += file.last_step
         self._open_heartbeat(file.rank)
-        for function in self.on_rank_start:
-            function(optimizer)
+        self.on_rank_start.call(optimizer)
         indices, uuids = self.wrap_part("devices", devices)(optimizer, file.rank) or ([file.rank], [])
         started = {"rank": file.rank, "pid": os.getpid(), "devices": indices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
@@ -258,8 +214,7 @@ class RankSession:
             return
         try:
             if self._file is not None:
-                for function in self.on_tick:
-                    function()
+                self.on_tick.call()
                 self._report_facts()
             elif self.metric_buffer is not None:
                 self._write_logged()
@@ -360,8 +315,7 @@ class RankSession:
                 if file is not None:
                     file.close()
             self._reset()
-            for function in self.on_fork:
-                function()
+            self.on_fork.call()
         except Exception as error:
             self.disable_part("fork", error)
 

@@ -75,9 +75,9 @@ def install(torch: Any, session: RankSession) -> None:
         nonlocal path
         path, session.stack_signal = "", None
 
-    session.on_rank_start.append(session.wrap_part("stacks", register))
-    session.on_tick.append(session.wrap_part("stacks", tell_calls))
-    session.on_fork.append(forget)
+    session.on_rank_start.add("stacks", register)
+    session.on_tick.add("stacks", tell_calls)
+    session.on_fork.add("stacks", forget)
 
 
 def _write_flight_record(path: str) -> None:

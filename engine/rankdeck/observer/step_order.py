@@ -111,9 +111,10 @@ class StepOrder:
             now = None if probe is None else probe.grad
             self._is_cleared = now is None or now is not gradient() or (is_first and now._version != version)
 
-    def on_zero_grad(self, owner: Any) -> None:
+    def on_zero_grad(self, owner: Any, *_: Any, **__: Any) -> None:
         """Handle a call of `zero_grad` of an optimizer or of a module."""
-        if not self._has_probe(owner):
+        leads = self._leader is not None and self._leader() is owner
+        if not leads and not self._has_probe(owner):
             return  # Another model's gradients.
         self._is_cleared = self.is_zeroed = True
         self._roots.clear()
@@ -121,7 +122,7 @@ class StepOrder:
     def _has_probe(self, owner: Any) -> bool:
         """Check whether the examined parameter belongs to an optimizer or to a module."""
         probe = self._probe and self._probe()
-        if probe is None or (self._leader is not None and self._leader() is owner):
+        if probe is None:
             return True
         owned = self._owners.get(id(owner))
         if owned is None or owned[0]() is not owner:
@@ -235,25 +236,23 @@ def install(torch: Any, session: RankSession) -> None:
     """Observe steps, backward calls, `zero_grad` and the functions that clip gradients."""
     order = StepOrder(session)
     session.order = order
-    session.on_leader_chosen.append(session.wrap_part(PART, order.on_leader_chosen))
-    session.on_backward.append(session.wrap_part(PART, order.on_backward))
-    session.before_step.append(session.wrap_part(PART, order.before_step))
-    session.on_step.append(session.wrap_part(PART, order.on_step))
-    session.on_fork.append(order.forget)
-    on_zero_grad = session.wrap_part(PART, order.on_zero_grad)
+    session.on_leader_chosen.add(PART, order.on_leader_chosen)
+    session.on_backward.add(PART, order.on_backward)
+    session.before_step.add(PART, order.before_step)
+    session.on_step.add(PART, order.on_step)
+    session.on_fork.add(PART, order.forget)
     for owner in (torch.optim.Optimizer, torch.nn.Module):
-        _call_before(owner, "zero_grad", lambda self, *_, **__: on_zero_grad(self))
-    on_clip = session.wrap_part(PART, order.on_clip)
+        _call_before(session, owner, "zero_grad", order.on_zero_grad)
     utilities = torch.nn.utils
     for name, limit in (("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "clip_value")):
 
         def before(parameters: Any = None, *args: Any, _limit: str = limit, **kwargs: Any) -> None:
-            on_clip(args[0] if args else kwargs.get(_limit))
+            order.on_clip(args[0] if args else kwargs.get(_limit))
 
-        _call_before(utilities, name, before)
+        _call_before(session, utilities, name, before)
 
 
-def _call_before(owner: Any, name: str, before: Any) -> None:
+def _call_before(session: RankSession, owner: Any, name: str, before: Any) -> None:
     """Make the function `name` of a class or a module call `before` with its own arguments first."""
     original = getattr(owner, name)
     is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
@@ -262,7 +261,11 @@ def _call_before(owner: Any, name: str, before: Any) -> None:
     def observed(*args: Any, **kwargs: Any) -> Any:
         if is_tracing():
             return original(*args, **kwargs)
-        before(*args, **kwargs)
+        if PART not in session.disabled_parts:
+            try:
+                before(*args, **kwargs)
+            except Exception as error:
+                session.disable_part(PART, error)
         try:
             return original(*args, **kwargs)
         except BaseException as error:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 
-from .readings import UnreadScalar, poll_readings, read_value, sum_readings
+from .readings import UnsampledScalar, poll_readings, read_value, sum_readings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ class StepRows:
             lines: list[Any] = []
             while self._rows and len(lines) < _MAX_STEPS_PER_LINE:
                 row = self._rows[0]
-                if any(isinstance(loss, UnreadScalar) for loss in row[2]):
+                if any(isinstance(loss, UnsampledScalar) for loss in row[2]):
                     is_last = len(self._rows) == 1
                     age_s = time.perf_counter() - row[0]
                     if is_last and age_s < _LAST_STEP_AFTER_S and not self._session.is_ending:
                         break
                     losses = [
-                        loss.read() if isinstance(loss, UnreadScalar) else loss for loss in row[2] if is_last
+                        loss.read() if isinstance(loss, UnsampledScalar) else loss
+                        for loss in row[2]
+                        if is_last
                     ]
                     row = self._rows[0] = (*row[:2], losses, *row[3:])
                 values: Any = _NOT_SAMPLED

@@ -31,6 +31,8 @@ _SAMPLE_EVERY_S = 0.1
 _SAMPLE_COST_FACTOR = 200
 """Minimum time until the next sampled step, as a multiple of the time that sampling a step takes."""
 _DECIDE_AFTER_S = 5.0
+_SOME_EVERY = 4
+"""Number of steps from one of session.on_some_step to the next."""
 _MAX_UNCOUNTED = 1000
 
 
@@ -106,11 +108,9 @@ class StepObserver:
                 self._remember(optimizer)
                 return
             if id(optimizer) not in self._tracks:
-                for function in session.on_first_step:
-                    function(optimizer)
+                session.on_first_step.call(optimizer)
             leads = self._leader is not None and self._leader.ref() is optimizer
-            for check in session.before_step:
-                check(optimizer, leads)
+            session.before_step.call(optimizer, leads)
             losses = session.losses
             if losses is not None:
                 losses.in_step, losses.backwards_in_step = True, 0
@@ -118,8 +118,7 @@ class StepObserver:
             if session.is_step_sampled:
                 start_s = time.perf_counter()
                 self._norm = self._norm_before(optimizer, args, kwargs)
-                for handle_norm in session.on_norm:
-                    handle_norm(optimizer, self._norm)
+                session.before_sampled_step.call(optimizer, leads, self._norm)
                 self._cost_s = time.perf_counter() - start_s
         except Exception as error:
             self._disable(error)
@@ -140,6 +139,7 @@ class StepObserver:
     def _on_outermost_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         session, now = self._session, time.perf_counter()
         session.num_outermost_steps += 1
+        session.last_optimizer = weakref.ref(optimizer)
         losses, sampled = session.losses, session.is_step_sampled
         norm = rate = None
         if sampled:
@@ -171,8 +171,9 @@ class StepObserver:
             session.start_rank(optimizer)
         session.beat("step")
         if self._leader is not None and self._leader.ref() is optimizer:
-            for function in session.on_step:
-                function(optimizer)
+            session.on_step.call(optimizer)
+            if not session.step % _SOME_EVERY:
+                session.on_some_step.call(optimizer)
         if leads:
             self._choose_next_sample(optimizer, sampled, now)
 
@@ -182,18 +183,19 @@ class StepObserver:
         session = self._session
         if sampled:
             self._num_sampled += 1
-            for function in session.on_sampled_step:
-                function(optimizer)
+            session.on_sampled_step.call(optimizer)
             after = time.perf_counter()
             self._sample_interval_s = max(_SAMPLE_EVERY_S, _SAMPLE_COST_FACTOR * (self._cost_s + after - now))
             now = after
         session.is_step_sampled = (
             session.is_checked
+            or session.num_requested_samples > 0
             or self._num_sampled < _NUM_FIRST_SAMPLED
             or now - self._sampled_at >= self._sample_interval_s
         )
         if session.is_step_sampled:
             self._sampled_at = now
+            session.num_requested_samples = max(0, session.num_requested_samples - 1)
 
     # The choice of the leading optimizer.
 
@@ -245,8 +247,7 @@ class StepObserver:
         self._count_others()
         self._max_other_steps = 0
         if optimizer is not None:
-            for function in self._session.on_leader_chosen:
-                function(optimizer)
+            self._session.on_leader_chosen.call(optimizer)
 
     def _count_others(self) -> None:
         """Count all uncounted steps as steps of optimizers other than the leading one."""
@@ -294,9 +295,9 @@ def install(torch: Any, session: RankSession) -> None:
         register_optimizer_step_pre_hook(watch.before_step),
         register_optimizer_step_post_hook(watch.after_step),
     ]
-    session.on_fork.append(watch.forget)
+    session.on_fork.add("steps", watch.forget)
     # Under another part name, so that steps observed before the hooks failed are still written.
-    session.on_tick.append(session.wrap_part("written steps", watch.write))
+    session.on_tick.add("written steps", watch.write)
 
 
 def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:

@@ -23,7 +23,7 @@ _NUM_WITH_GRADIENT = 6
 """Number of examined steps in a row in which parameters without an optimizer must have a gradient: an
 optimizer that is created for them has stepped by then."""
 _NUM_DENSE = 12
-"""Number of steps after a change that are examined although they are not sampled."""
+"""Number of steps after a change that are examined."""
 _MAX_CHANGES = 16
 
 
@@ -41,7 +41,7 @@ class UnfrozenParameters:
         """Weak references to the model's parameters that were frozen at first, by id."""
         self._sentinels: list[Any] = []
         """Weak references to the first and the last parameter that is still frozen."""
-        self._num_groups = self._num_dense = self._num_changes = self._num_with_gradient = 0
+        self._num_groups = self._num_changes = self._num_with_gradient = 0
 
     def on_leader_chosen(self, _: Any) -> None:
         """Start over with another optimizer."""
@@ -58,15 +58,8 @@ class UnfrozenParameters:
             is_changed = is_changed or (parameter is not None and parameter.requires_grad)
         if is_changed:
             self._num_changes += 1
-            self._num_dense = _NUM_DENSE
+            self._session.request_samples(_NUM_DENSE)
             self._choose_sentinels(optimizer)
-
-    def on_step(self, optimizer: Any) -> None:
-        """Examine the steps after a change."""
-        if self._num_dense:
-            self._num_dense -= 1
-            if not self._session.is_step_sampled:
-                self.examine(optimizer)
 
     def examine(self, optimizer: Any) -> None:
         """Compare the parameters with those that were trainable before."""
@@ -129,8 +122,7 @@ def stepped_ids(session: RankSession) -> set[int]:
 def install(session: RankSession, part: str, examine: Callable[[dict[int, Any]], None]) -> None:
     """Examine steps of the leading optimizer; `examine` takes its new trainable parameters, by id."""
     unfrozen = UnfrozenParameters(session, examine)
-    session.before_step.append(session.wrap_part(part, unfrozen.before_step))
-    session.on_step.append(session.wrap_part(part, unfrozen.on_step))
-    session.on_sampled_step.append(session.wrap_part(part, unfrozen.examine))
-    session.on_leader_chosen.append(session.wrap_part(part, unfrozen.on_leader_chosen))
-    session.on_fork.append(unfrozen.forget)
+    session.before_step.add(part, unfrozen.before_step)
+    session.on_sampled_step.add(part, unfrozen.examine)
+    session.on_leader_chosen.add(part, unfrozen.on_leader_chosen)
+    session.on_fork.add(part, unfrozen.forget)

@@ -58,10 +58,10 @@ class UpdateChecks:
         """Start over with another optimizer."""
         self.forget()
 
-    def before_step(self, optimizer: Any, leads: bool) -> None:
+    def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:
         """Copy a few weights before a sampled step."""
         session = self._session
-        if not leads or not session.is_step_sampled or len(self._changed) >= _NUM_UPDATES:
+        if not leads or len(self._changed) >= _NUM_UPDATES:
             return
         losses = session.losses
         # A closure computes the gradients inside the step.
@@ -98,7 +98,7 @@ class UpdateChecks:
                     self._before.append((part, part.clone(), with_gradient))
                     self._is_adam = "exp_avg_sq" in optimizer.state.get(parameter, ())
 
-    def on_step(self, _: Any) -> None:
+    def on_sampled_step(self, _: Any) -> None:
         """Compare the copied weights after the step."""
         if not self._before:
             return

@@ -69,6 +69,7 @@ class WeightDigester:
         self._synced_bytes: int | None = None
         """Bytes that collectives passed between the last step and the first backward after it."""
         self._session.synced_bytes = 0
+        self._observes_steps = False
 
     def on_leader_chosen(self, _: Any) -> None:
         """Begin a new series of digests."""
@@ -76,6 +77,16 @@ class WeightDigester:
         self._training += 1
         self._after = None
         self._num_synced = 0
+        self.observe_steps(None)
+
+    def observe_steps(self, _: Any) -> None:
+        """Handle all steps and backward calls from now on if there are other ranks."""
+        if not self._observes_steps and has_other_ranks():
+            self._observes_steps = True
+            session = self._session
+            session.on_backward.add(PART, self.on_backward)
+            session.before_step.add(PART, self.before_step)
+            session.on_step.add(PART, self.on_step)
 
     def before_first_step(self, optimizer: Any) -> None:
         """Take the digests of an optimizer that has not stepped yet."""
@@ -178,16 +189,12 @@ class WeightDigester:
             )
 
     def _is_possible(self) -> bool:
-        distributed = sys.modules.get("torch.distributed")
         self._has_joined = self._has_joined or any(
             getattr(getattr(ref(), "_join_config", None), "enable", False) for ref in self._session.models
         )
         return (
             not self._has_joined
-            and distributed is not None
-            and distributed.is_available()
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
+            and has_other_ranks()
             and self._session.facts.get("wrapper") not in SHARDED_WRAPPERS
             and not has_active_modes(self._torch)
             and not is_capturing(self._torch)
@@ -262,6 +269,17 @@ class WeightDigester:
         return bits.sum(dtype=self._torch.int64)
 
 
+def has_other_ranks() -> bool:
+    """Check whether this process belongs to a process group with other ranks."""
+    distributed = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
 def parameter_names(session: RankSession) -> dict[int, str]:
     """Return the names of the parameters of the trained modules, by id."""
     names: dict[int, str] = {}
@@ -283,10 +301,8 @@ def plain_name(name: str) -> str:
 def install(torch: Any, session: RankSession) -> None:
     """Take digests at steps of the leading optimizer."""
     digester = WeightDigester(torch, session)
-    session.on_first_step.append(session.wrap_part(PART, digester.before_first_step))
-    session.on_backward.append(session.wrap_part(PART, digester.on_backward))
-    session.before_step.append(session.wrap_part(PART, digester.before_step))
-    session.on_step.append(session.wrap_part(PART, digester.on_step))
-    session.on_leader_chosen.append(session.wrap_part(PART, digester.on_leader_chosen))
-    session.on_tick.append(session.wrap_part(PART, digester.on_tick))
-    session.on_fork.append(digester.forget)
+    session.on_first_step.add(PART, digester.before_first_step)
+    session.on_sampled_step.add(PART, digester.observe_steps)
+    session.on_leader_chosen.add(PART, digester.on_leader_chosen)
+    session.on_tick.add(PART, digester.on_tick)
+    session.on_fork.add(PART, digester.forget)

@@ -112,7 +112,7 @@ while len(ticks) < 8:
     for one, its_optimizer in optimizers: one.sum().backward(); its_optimizer.step()
     steps += 1
     if steps == 2:
-        sys.modules["_rankdeck_observer.session"].current().on_tick.append(lambda: ticks.append(1))
+        sys.modules["_rankdeck_observer.session"].current().on_tick.add("test", lambda: ticks.append(1))
     time.sleep(0.005)
 print(steps)
 """,
@@ -122,7 +122,7 @@ waits = threading.Event()
 def for_ever():
     waits.set()
     threading.Event().wait()
-sys.modules["_rankdeck_observer.session"].current().on_tick.append(for_ever)
+sys.modules["_rankdeck_observer.session"].current().on_tick.add("test", for_ever)
 waits.wait()
 child = os.fork()
 if child == 0: os._exit(0)
