@@ -461,7 +461,9 @@ class Collectives(Event, tag="collectives"):
     """Collectives that the script itself has called since the previous event, up to `step`.
 
     The mappings contain, by collective, the number of calls, the bytes of the tensors that this rank passed,
-    and the duration of the calls on this rank.
+    and the duration of the calls on this rank. From each of `changed_steps` on, every step up to the next of
+    them, or up to `counted_until`, makes the calls in `changed_calls`: their number by "name file:line". Only
+    calls on the default process group count.
     """
 
     rank: int
@@ -469,6 +471,9 @@ class Collectives(Event, tag="collectives"):
     calls: dict[str, int]
     num_bytes: dict[str, int]
     seconds: dict[str, float]
+    counted_until: int = 0
+    changed_steps: list[int] = []
+    changed_calls: list[dict[str, int]] = []
 
 
 class LossScale(Event, tag="loss_scale"):

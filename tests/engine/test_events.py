@@ -80,7 +80,14 @@ EXAMPLES: list[events.AnyEvent] = [
         rank=0, step=8, digests=[7, (1 << 53) - 1], training=1, names=["a", "b"], sizes=[4, 2], num_bytes=24
     ),
     events.Collectives(
-        rank=0, step=4, calls={"broadcast": 2}, num_bytes={"broadcast": 16}, seconds={"broadcast": 0.1}
+        rank=0,
+        step=4,
+        calls={"broadcast": 2},
+        num_bytes={"broadcast": 16},
+        seconds={"broadcast": 0.1},
+        counted_until=4,
+        changed_steps=[1, 3],
+        changed_calls=[{"broadcast /w/t.py:4": 1}, {}],
     ),
     events.Restored(rank=0, step=3),
     events.LossScale(rank=0, step=3, scale=65536.0),

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .collective_counts import CollectiveCounts
 from .frames import drop_own_frame
 
 if TYPE_CHECKING:
@@ -101,10 +102,11 @@ def install(torch: ModuleType, session: RankSession) -> None:
     if distributed is None:
         return
     calls = CollectiveCalls()
+    counts = CollectiveCounts(distributed, session)
     for name, passed in _TENSOR_ARGUMENTS.items():
         original = getattr(distributed, name, None)
         if original is not None:
-            setattr(distributed, name, _wrap_collective(original, name, passed, calls, session))
+            setattr(distributed, name, _wrap_collective(original, name, passed, calls, counts, session))
     if (join := getattr(distributed, _INIT, None)) is not None:
         setattr(distributed, _INIT, _wrap_init_process_group(join, session))
     reported_at = [0.0]
@@ -116,10 +118,12 @@ def install(torch: ModuleType, session: RankSession) -> None:
             fields = calls.take()
             if fields is not None:
                 reported_at[0] = now
-                session.emit("collectives", step=session.step, **fields)
+                session.emit("collectives", step=session.step, **fields, **counts.take())
 
     session.on_tick.add(PART, flush)
     session.on_fork.add(PART, calls.forget)
+    session.on_leader_chosen.add(PART, counts.on_leader_chosen)
+    session.on_fork.add(PART, counts.forget)
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
@@ -156,6 +160,7 @@ def _wrap_collective(
     name: str,
     passed: tuple[str, int] | None,
     calls: CollectiveCalls,
+    counts: CollectiveCounts,
     session: RankSession,
 ) -> Callable[..., Any]:
     busy, clock, frame = "collective " + name, time.perf_counter, sys._getframe
@@ -167,7 +172,8 @@ def _wrap_collective(
         # torch.compile traces the original function; the wrapper's own work must stay out of the graph.
         if is_tracing():
             return original(*args, **kwargs)
-        caller = frame(1).f_globals.get("__name__", "")
+        calling_frame = frame(1)
+        caller = calling_frame.f_globals.get("__name__", "")
         if PART in off or (caller.partition(".")[0] == "torch" and not caller.startswith(_AVERAGING)):
             return original(*args, **kwargs)
         beat(busy)
@@ -183,6 +189,7 @@ def _wrap_collective(
                 beat("script")
                 num_bytes = passed and _passed_bytes(passed, args, kwargs)
                 calls.add(name, num_bytes, seconds)
+                counts.add(name, calling_frame, (*args, *kwargs.values()))
                 session.synced_bytes += num_bytes or 0
             except Exception as error:
                 session.disable_part(PART, error)

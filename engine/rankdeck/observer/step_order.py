@@ -194,7 +194,10 @@ class StepOrder:
     def _check_cleared(self) -> None:
         if self._kept is None or not self._num_backwards:
             return
+        probe, (gradient, _) = self._probe and self._probe(), self._kept
         self._kept = None
+        # Gradients may also be replaced after backward, as those of fp32 copies of the weights.
+        self._is_cleared = self._is_cleared or probe is None or probe.grad is not gradient()
         if self._is_cleared or len(self._session.optimizers) > 1:
             self._num_cleared += 1
             self._num_uncleared = 0

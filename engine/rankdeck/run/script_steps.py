@@ -22,6 +22,7 @@ import numpy as np
 
 from rankdeck import events
 from rankdeck.run.bounds import MAX_DURATION_S, MAX_STEP, MAX_VALUE
+from rankdeck.run.collective_counts import CollectiveComparison
 from rankdeck.run.metrics import LoggedMetrics
 from rankdeck.run.script_weights import ScriptWeights
 from rankdeck.run.series import ColumnBuffer, Floats
@@ -254,6 +255,7 @@ class ScriptReports:
     anomalies: dict[str, dict[int, list[events.Anomaly]]] = field(default_factory=dict)
     """What looked wrong, by code and rank."""
     weights: ScriptWeights = field(default_factory=ScriptWeights)
+    calls_by_step: CollectiveComparison = field(default_factory=CollectiveComparison)
 
     def add_anomaly(self, event: events.Anomaly) -> None:
         by_rank = self.anomalies.setdefault(event.code, {}) if len(self.anomalies) < _MAX_CODES else {}
@@ -263,3 +265,4 @@ class ScriptReports:
 
     def add_collectives(self, event: events.Collectives) -> None:
         self.collectives.setdefault(event.rank, CollectiveTotals()).add(event)
+        self.calls_by_step.add(event)

@@ -82,6 +82,17 @@ optimizer = torch.optim.SGD(net.parameters(), 0.01)
 for _ in range(30):
     model.zero_grad(); loss_of(model).backward(); optimizer.step()
 """
+_MASTERS = """
+import copy
+masters = copy.deepcopy(net)
+optimizer = torch.optim.SGD(masters.parameters(), 0.01)
+for _ in range(20):
+    net.zero_grad(); loss_of(net).backward()
+    for master, p in zip(masters.parameters(), net.parameters()):
+        master.grad = p.grad.clone()
+    optimizer.step()
+    net.load_state_dict(masters.state_dict())
+"""
 _TWICE = """
 first = torch.optim.SGD(net.parameters(), 0.01)
 second = torch.optim.SGD({parameters}, 0.01)
@@ -244,6 +255,7 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "accumulates means": (_ACCUMULATED.format(divided=" / 4"), set()),
     "a closure": (_CLOSURE, set()),
     "an adversarial attack": (_ATTACKED, set()),
+    "a copy of the weights": (_MASTERS, set()),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ have another explanation. Causes of failure are not here: see exceptions.py and 
 
 rule_context.py  what rules inspect
 drift.py         ranks whose weights differ
+collective_calls.py  ranks that have left out or added a collective
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 growth.py        what grows with every step of a script
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import (
     batch_checks,
+    collective_calls,
     drift,
     growth,
     learning,
@@ -71,6 +73,7 @@ __all__ = [
 
 FINDING_RULES: tuple[FindingRule, ...] = (
     *drift.RULES,
+    *collective_calls.RULES,
     *parameters.RULES,
     *script_checks.RULES,
     *growth.RULES,

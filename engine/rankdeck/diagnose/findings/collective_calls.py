@@ -1,0 +1,90 @@
+"""The rule that finds a rank that has left out or added a collective. Read rule_context.py first."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rankdeck.base.errors import Evidence, Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
+from rankdeck.run.collective_counts import CountDifference
+
+_MIN_STEPS = 3
+"""Number of steps for which a difference must last: a rank may make a call just before a step that the others
+make just after it."""
+
+
+def find_unequal_calls(context: RuleContext) -> Problem | None:
+    """Find ranks whose collectives have belonged to different steps since one of them left out a call."""
+    script, attempt = context.state.script, context.attempt
+    if attempt is None or attempt.started is None:
+        return None
+    difference = attempt.script.calls_by_step.find_difference(attempt.started.world_size)
+    if difference is None or difference.last_step - difference.step < _MIN_STEPS:
+        return None
+    # Ranks that skipped steps alone count their steps differently.
+    if len({observation.skipped for observation in script.observations.values()}) > 1:
+        return None
+    previous = difference.previous
+    if previous is None:
+        previous = Counter(difference.calls.values()).most_common()[0][0]
+    ranks = [rank for rank, num in difference.calls.items() if num != previous]
+    if not ranks:
+        return None
+    values: dict[str, object] = {
+        "name": difference.name,
+        "step": difference.step,
+        "ranks": ", ".join(map(str, ranks[:8])),
+        "num": difference.calls[ranks[0]],
+        "previous": previous,
+    }
+    if difference.calls[ranks[0]] < previous:
+        message = phrase(
+            "On rank {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
+            "Since then, the ranks' collectives have belonged to different steps, so their results are "
+            "wrong.",
+            **values,
+        )
+    else:
+        message = phrase(
+            "On rank {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
+            "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
+            "results are wrong.",
+            **values,
+        )
+    return make_finding(
+        "collectives-out-of-step",
+        message,
+        _totals(difference),
+        _place(difference),
+        advice=phrase(
+            "Call {name} equally often on every rank in every step: look for an if, continue or return that "
+            "depends on the rank or on its data. A rank that has nothing to add passes zeros.",
+            **values,
+        ),
+    )
+
+
+def _totals(difference: CountDifference) -> Evidence:
+    totals = ", ".join(
+        phrase("{num} on rank {rank}", num=num, rank=rank)
+        for rank, num in sorted(difference.totals.items())[:8]
+    )
+    return Evidence(
+        phrase(
+            "calls of {name} up to step {step}: {totals}",
+            name=difference.name,
+            step=difference.last_step,
+            totals=totals,
+        )
+    )
+
+
+def _place(difference: CountDifference) -> Evidence | None:
+    if not difference.line:
+        return None
+    path, _, line = difference.line.rpartition(":")
+    return Evidence(phrase("the line that calls {name}", name=difference.name), path, int(line))
+
+
+RULES = (FindingRule("collectives-out-of-step", find_unequal_calls),)

@@ -1,0 +1,136 @@
+"""Find the step from which the ranks of a user script have called different numbers of collectives."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankdeck import events
+
+_MAX_CHANGES = 8192
+"""Maximum number of changes per rank that wait for those of the other ranks."""
+_MAX_SEARCHED = 64
+"""Maximum number of steps between two changes in which totals are searched for equality."""
+
+
+@dataclass(frozen=True)
+class CountDifference:
+    """Ranks that have called a collective more or less often than the others since `step`.
+
+    `calls` are the numbers of calls of `name` in that step by rank, `totals` those of all calls up to
+    `last_step`. `previous` is the number in the step before if that is the same on all ranks. `line`
+    ("file:line") is the line at which the number of calls changed, "" if unknown.
+    """
+
+    step: int
+    last_step: int
+    name: str
+    calls: Mapping[int, int]
+    totals: Mapping[int, int]
+    previous: int | None
+    line: str
+
+
+@dataclass
+class _RankCounts:
+    """One rank's changes, as (first step, calls by line)."""
+
+    changes: list[tuple[int, Mapping[str, int]]] = field(default_factory=list)
+    until: int = 0
+
+    def at(self, step: int) -> Mapping[str, int]:
+        """Return the calls of a step."""
+        return next((calls for first, calls in reversed(self.changes) if first <= step), {})
+
+    def drop_before(self, step: int) -> None:
+        """Forget the changes before the one that determines the calls of `step`."""
+        index = max((i for i, (first, _) in enumerate(self.changes) if first <= step), default=0)
+        del self.changes[:index]
+
+
+@dataclass
+class CollectiveComparison:
+    """Compares the ranks' numbers of calls, step by step."""
+
+    _ranks: dict[int, _RankCounts] = field(default_factory=dict)
+    _equal_until: int = 0
+    """Last step up to which all ranks have made the same calls."""
+    _is_done: bool = False
+
+    def add(self, event: events.Collectives) -> None:
+        """Add one rank's report."""
+        counts = self._ranks.setdefault(event.rank, _RankCounts())
+        counts.until = max(counts.until, event.counted_until)
+        counts.changes += zip(event.changed_steps, event.changed_calls, strict=False)
+        self._is_done = self._is_done or len(counts.changes) > _MAX_CHANGES
+
+    def find_difference(self, num_ranks: int) -> CountDifference | None:
+        """Return the difference that lasts until the last step that all ranks have reported."""
+        if self._is_done or len(self._ranks) < max(2, num_ranks):
+            return None
+        last = min(counts.until for counts in self._ranks.values())
+        totals: dict[int, Counter[str]] = {rank: Counter() for rank in self._ranks}
+        start = self._equal_until + 1
+        firsts = {first for counts in self._ranks.values() for first, _ in counts.changes}
+        boundaries = sorted({start, last + 1, *(first for first in firsts if start < first <= last)})
+        for begin, end in itertools.pairwise(boundaries):
+            calls = {rank: _by_name(counts.at(begin)) for rank, counts in self._ranks.items()}
+            for step in _searched_steps(begin, end):
+                reached = {rank: totals[rank] + _times(calls[rank], step - begin + 1) for rank in self._ranks}
+                if _is_equal(reached):
+                    self._equal_until = step
+            totals = reached
+        if self._equal_until >= start:
+            for counts in self._ranks.values():
+                counts.drop_before(self._equal_until)
+        return None if self._equal_until >= last else self._describe(last, totals)
+
+    def _describe(self, last: int, totals: Mapping[int, Counter[str]]) -> CountDifference | None:
+        step = self._equal_until + 1
+        calls = {rank: counts.at(step) for rank, counts in self._ranks.items()}
+        names = {name for total in totals.values() for name in total}
+        differing = sorted(name for name in names if len({total[name] for total in totals.values()}) > 1)
+        at_once = [name for name in differing if len({_by_name(c)[name] for c in calls.values()}) > 1]
+        if not at_once:
+            return None
+        name = at_once[0]
+        before_by_rank = {_by_name(counts.at(step - 1))[name] for counts in self._ranks.values()}
+        line = ""
+        for rank, counts in self._ranks.items():
+            before, now = counts.at(step - 1), calls[rank]
+            sites = sorted(site for site in {*before, *now} if site.startswith(name + " "))
+            changed = [site for site in sites if before.get(site, 0) != now.get(site, 0)]
+            if before and changed:
+                line = changed[0].partition(" ")[2]
+        return CountDifference(
+            step,
+            last,
+            name,
+            {rank: _by_name(c)[name] for rank, c in sorted(calls.items())},
+            {rank: total[name] for rank, total in sorted(totals.items())},
+            before_by_rank.pop() if step > 1 and len(before_by_rank) == 1 else None,
+            line,
+        )
+
+
+def _searched_steps(begin: int, end: int) -> list[int]:
+    """Return the steps of a segment in which totals may become equal, the last one always."""
+    return [*range(begin, min(end - 1, begin + _MAX_SEARCHED)), end - 1]
+
+
+def _by_name(calls: Mapping[str, int]) -> Counter[str]:
+    names: Counter[str] = Counter()
+    for site, count in calls.items():
+        names[site.partition(" ")[0]] += count
+    return names
+
+
+def _times(calls: Counter[str], number: int) -> Counter[str]:
+    return Counter({name: count * number for name, count in calls.items()})
+
+
+def _is_equal(totals: Mapping[int, Counter[str]]) -> bool:
+    first, *others = totals.values()
+    return all(other == first for other in others)
