@@ -365,9 +365,9 @@ class Observed(Event, tag="observed"):
     alone. `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with
     the same digest train on the same samples. `same_epochs` counts the epochs with the same sample order as
     the previous epoch, as happens if the script does not call set_epoch on its shuffling DistributedSampler.
-    `sampler` describes the training loader's sampler: its `class`, and as far as it has them `num_replicas`,
-    `rank`, `shuffle` and `seed`; `iterable`: the dataset is an IterableDataset. `epoch_batches` is the number
-    of batches in the first complete pass over a training loader.
+    `sampler` describes the training loader's sampler: its `class` and, where it has them, its `num_replicas`,
+    `rank`, `shuffle` and `seed`. Its `iterable` is set if the dataset is an IterableDataset. `epoch_batches`
+    is the number of batches in the first complete pass over a training loader.
     """
 
     rank: int

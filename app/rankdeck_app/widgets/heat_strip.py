@@ -35,7 +35,7 @@ class HeatStripData:
 
     `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown. The last column is now,
     unless `start_s`, the time of the first column, is set. The row `lead` is bold. `marked_s` is a time to
-    mark on the strip. With `is_over`, no further reading will arrive. `hosts` has the host of each device in
+    mark on the strip. If `is_over`, no further readings will arrive. `hosts` has the host of each device in
     a run on several hosts. Instances never compare equal, because each has new readings.
     """
 

@@ -139,7 +139,7 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
     """
     if file == STDOUT and as_json:
         raise ConfigError(
-            phrase("The file and --json cannot both be written to stdout."),
+            phrase("The output file and the --json output cannot both be written to stdout."),
             code="usage",
             advice=phrase("Specify a file, or omit --json."),
         )

@@ -43,20 +43,20 @@ _CHILD_WAIT_FILES = ("/multiprocessing/", "/concurrent/futures/", "/subprocess.p
 _LOCKING_CODE = re.compile(r"^(async )?with |\.acquire\(")
 _MAX_LINE_LENGTH = 100
 _WORKER_TEXTS = (
-    tr_noop("It waits for 1 loader worker, which is in {place}."),
-    tr_noop("It waits for {n} loader workers, which are in {place}."),
+    tr_noop("It is waiting for 1 loader worker, which is in {place}."),
+    tr_noop("It is waiting for {n} loader workers, which are in {place}."),
 )
 _LOCKED_WORKER_TEXTS = (
-    tr_noop("It waits for 1 loader worker, which waits for a lock in {place}."),
-    tr_noop("It waits for {n} loader workers, which wait for a lock in {place}."),
+    tr_noop("It is waiting for 1 loader worker, which is waiting for a lock in {place}."),
+    tr_noop("It is waiting for {n} loader workers, which are waiting for a lock in {place}."),
 )
 _CHILD_TEXTS = (
-    tr_noop("It waits for 1 child process, which is in {place}."),
-    tr_noop("It waits for {n} child processes, which are in {place}."),
+    tr_noop("It is waiting for 1 child process, which is in {place}."),
+    tr_noop("It is waiting for {n} child processes, which are in {place}."),
 )
 _LOCKED_CHILD_TEXTS = (
-    tr_noop("It waits for 1 child process, which waits for a lock in {place}."),
-    tr_noop("It waits for {n} child processes, which wait for a lock in {place}."),
+    tr_noop("It is waiting for 1 child process, which is waiting for a lock in {place}."),
+    tr_noop("It is waiting for {n} child processes, which are waiting for a lock in {place}."),
 )
 
 

@@ -101,7 +101,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"received \d+ items of ancdata"
         r"|(?:shared memory object|unable to write to file) </?torch_[^\n]*Too many open files",
         meaning=tr_noop(
-            "Each tensor from a DataLoader worker takes one file descriptor, and the process has no more."
+            "Each tensor from a DataLoader worker takes one file descriptor, and the process has none left."
         ),
         advice=tr_noop("Raise the limit (ulimit -n), or use fewer workers (data.workers)."),
         script_advice=tr_noop(
@@ -1014,8 +1014,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         types=("ValueError",),
         meaning=tr_noop("The optimizer got no parameters."),
         advice=tr_noop(
-            "Put the layers into nn.ModuleList instead of a list, and pass model.parameters() as a new "
-            "call: a generator is empty after its first use."
+            "Put the layers into nn.ModuleList instead of a list, and call model.parameters() again for each "
+            "use: a generator is empty after its first use."
         ),
     ),
     FailureRule(

@@ -120,7 +120,7 @@ def working_rank(hang_state: HangState) -> int | None:
 
 
 def _works_alone(hang_state: HangState, rank: int, seconds: float, run: str) -> Problem:
-    """Return a note that a rank works while the others wait, which is no hang as long as it works."""
+    """Return a note that a rank is busy while the others wait for it; this is not a hang while it is busy."""
     call = awaited_call(hang_state, rank)
     place = hang_state.rank_location(rank)
     arguments = {"rank": rank, "seconds": seconds, "place": place}

@@ -238,8 +238,8 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
         if code is not None and differ:
             finding = phrase("Package versions differ, and no lock file says which packages must match.")
             fix = phrase(
-                "Install the same versions on all hosts. A lock file beside the configuration "
-                "makes this a requirement."
+                "Install the same versions on all hosts. To require that, put a lock file beside the "
+                "configuration."
             )
             return make_row("alike", Verdict.WARNING, finding, *_truncate(differ), fix=fix)
         return make_row("alike", Verdict.OK, phrase("No package versions have to match."), *_truncate(differ))

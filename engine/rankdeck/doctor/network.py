@@ -43,7 +43,9 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
         port = _ping_loopback()
         evidence.append(phrase("5 bytes went to port {port} of {host} and back", port=port, host=_LOOPBACK))
     except OSError as error:
-        finding = phrase("Cannot connect within this machine: {why}.", why=error.strerror or error)
+        finding = phrase(
+            "Processes on this machine cannot connect to each other: {why}.", why=error.strerror or error
+        )
         yield make_row("loopback", Verdict.FAILED, finding, _loopback_state(), fix=firewall)
         return
     evidence += [_loopback_state(), _port_range()]

@@ -140,7 +140,7 @@ class HostGuard(Guard, abc.ABC):
             self._is_stop_requested, self._status = True, EXIT_STOPPED
 
     def on_removed(self) -> None:
-        """End the local part and, unless a stop was requested, give the other hosts the reason."""
+        """End this host's part of the run; unless a stop was requested, tell the other hosts why it ended."""
         if self._is_stop_requested:
             super().on_removed()
         elif self.has_started:

@@ -103,8 +103,8 @@ class _RankReport:
 
 
 class CoordinatorWatch(Watch):
-    """Watch on the coordinator: covers its own ranks and, through the nodes' reports, all other ranks.
-    `hosts` lists the host name of each rank."""
+    """The watch that runs on the coordinator: covers its own ranks and, through the nodes' reports, all other
+    ranks. `hosts` lists the host name of each rank."""
 
     def __init__(self, *args: Any, hosts: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

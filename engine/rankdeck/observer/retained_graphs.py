@@ -71,7 +71,7 @@ class RetainedGraphs:
         self.forget()
 
     def on_backward(self, tensors: Any) -> None:
-        """Mark the graph of the loss at the start of an outermost backward."""
+        """Mark the graph of the loss at the start of a backward pass that is not inside another one."""
         session = self._session
         step = session.step + 1
         if self._is_done or (step % _MARK_EVERY and not session.is_step_sampled):

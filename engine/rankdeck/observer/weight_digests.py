@@ -39,7 +39,7 @@ _MIN_SYNCED_SHARE = 0.25
 
 
 def _is_due(number: int) -> bool:
-    """Check whether a digest is taken of this step, or after this many synchronizations."""
+    """Check whether a digest is due at `number`, which is a step or a count of synchronizations."""
     return not number & (number - 1) or not number % EVERY
 
 

@@ -1,14 +1,15 @@
-"""Find the largest batch that a run reads, from the sizes of the user's samples and the way batches grow.
+"""Find the largest batch that a run reads, from the sizes of the user's samples and the
+rule by which batches are made from them.
 
     samples         are read one by one, until all are read or the time is up
     a few batches   are read as a run reads them, to find the rule that their sizes follow
     other batches   are not read: the rule gives their sizes, and the run's seed gives the samples in each
 
 Samples that are stacked into batches all have the same shape, as in the catalogue's data sets. A data set
-that reads whole batches may pad each batch to its longest sample or concatenate samples, so that memory
-depends on a batch that occurs once per epoch. Reading takes a few seconds at most and runs a user's code, so
-it has its own process (pool.py). If some samples were not read or sizes follow no rule, the plan is a lower
-bound. Read sample_reader.py and fake_pass.py next.
+that reads whole batches may pad each batch to its longest sample or concatenate samples, so the largest
+batch, which may occur only once per epoch, determines the peak memory. Reading takes a few seconds at most
+and runs a user's code, so it has its own process (pool.py). If some samples were not read or sizes follow no
+rule, the plan is a lower bound. Read sample_reader.py and fake_pass.py next.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 
 class RunInterval(NamedTuple):
-    """An interval in Unix seconds; `ended` is None while the attempt is running.
+    """The interval of one attempt in Unix seconds; `ended` is None while the attempt is running.
 
-    An attempt that was started automatically after an earlier attempt has the earlier attempt's start time:
-    the time of the user's command.
+    An attempt that was restarted automatically has the start time of the attempt before it: the time of the
+    user's command.
     """
 
     started: float

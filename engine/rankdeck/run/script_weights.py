@@ -131,7 +131,7 @@ class ScriptWeights:
     trainings: dict[int, WeightComparison] = field(default_factory=dict)
 
     def add(self, event: events.WeightDigests, num_ranks: int) -> None:
-        """Add one rank's report about one of the trainings."""
+        """Add one rank's report about one of the script's training runs."""
         if event.training in self.trainings or len(self.trainings) < _MAX_TRAININGS:
             self.trainings.setdefault(event.training, WeightComparison()).add(event, num_ranks)
 

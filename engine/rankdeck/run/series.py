@@ -369,7 +369,7 @@ class Ema:
         self._weight = np.zeros((num_rows, 1))
 
     def resume_from(self, row: int, value: float, num_values: int) -> None:
-        """Resume a row from an average of `num_values` values."""
+        """Resume averaging in `row`: `value` is the average of its `num_values` values so far."""
         self._weight[row] = 1.0 - (1.0 - self._alpha) ** num_values
         self._sum[row] = value * self._weight[row]
 

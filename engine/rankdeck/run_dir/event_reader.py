@@ -186,7 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock is ahead of the first host's clock, from the host's time `since` on."""
+    """Seconds by which a host's clock is ahead of the first host's; valid from `since`, a time on this host's
+    clock."""
 
     attempt: int
     host: str

@@ -46,8 +46,8 @@ class StepFacts:
 
 
 class _StepColumns:
-    """Columns of several steps for one event; numbers on a GPU are copied to pinned memory, one column at a
-    time."""
+    """The columns of one event that reports several steps. Numbers on a GPU are copied to pinned memory, one
+    column at a time."""
 
     def __init__(self, steps: list[StepFacts]) -> None:
         self._steps = steps

@@ -41,7 +41,7 @@ def _warn(frames: list[Frame], *children: ChildProcess) -> tuple[str, str]:
 def test_the_line_of_busy_loader_workers_is_named() -> None:
     message, advice = _warn(_LOADING, _worker(0, _SELECT, _GET), _worker(1, _PACK), _worker(2, _PACK))
     assert 'it is in "loading data", in <module> (/p/train.py, line 22)' in message
-    assert message.endswith("It waits for 2 loader workers, which are in pack (/p/train.py, line 17).")
+    assert message.endswith("It is waiting for 2 loader workers, which are in pack (/p/train.py, line 17).")
     assert "fork" not in advice and advice.startswith("Rankdeck does not stop scripts that hang.")
 
 
@@ -50,7 +50,7 @@ def test_a_lock_after_a_fork_comes_with_its_fix() -> None:
         _LOADING, _worker(0, _PACK), _worker(1, _PACK, is_locked=True, packages=["tokenizers"])
     )
     assert message.endswith(
-        "It waits for 1 loader worker, which waits for a lock in pack (/p/train.py, line 17)."
+        "It is waiting for 1 loader worker, which is waiting for a lock in pack (/p/train.py, line 17)."
     )
     assert "Set TOKENIZERS_PARALLELISM=false before the script uses its tokenizer" in advice
     assert 'multiprocessing_context="spawn" or num_workers=0' in advice and "rankdeck stop run-1" in advice
@@ -89,7 +89,7 @@ def test_idle_workers_and_other_children_explain_no_wait() -> None:
     assert "It waits" not in _warn(_LOADING, idle, child)[0]
     assert "It waits" not in _warn([_PACK, _MAIN], idle, child)[0], "the rank itself is busy"
     assert _warn(_JOINING, idle, child)[0].endswith(
-        "It waits for 1 child process, which is in pack (/p/train.py, line 17)."
+        "It is waiting for 1 child process, which is in pack (/p/train.py, line 17)."
     )
     locked = ChildProcess(2, 0, CHILD, 0, child.frames, is_locked=True)
     assert 'multiprocessing.get_context("spawn")' in _warn(_JOINING, locked)[1]
@@ -107,10 +107,10 @@ def test_a_rank_among_several_is_named_with_its_workers() -> None:
     wait = [Frame(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 9, "barrier"), _MAIN]
     children = {1: [_worker(0, _PACK)]}
     blamed = script_hang_warning(HangState(beats, {0: wait, 1: _LOADING}), 120.0, "run-1", children)
-    assert blamed.rank == 1 and "It waits for 1 loader worker, which is in pack" in blamed.message
+    assert blamed.rank == 1 and "It is waiting for 1 loader worker, which is in pack" in blamed.message
     state = HangState(beats, {0: _LOADING, 1: _LOADING})
     both = script_hang_warning(state, 120.0, "run-1", children)
-    assert both.rank is None and "Rank 1: It waits for 1 loader worker" in both.message
+    assert both.rank is None and "Rank 1: It is waiting for 1 loader worker" in both.message
 
 
 _REPORT = """Current thread 0x00007f (most recent call first):

@@ -49,7 +49,7 @@ def _ranks(
         ([_sampler(0, 1), _sampler(0, 1)], "aa", "num_replicas=1", "after init_process_group"),
         ([_RANDOM, _RANDOM], "aa", "RandomSampler goes through the whole", "DistributedSampler(dataset)"),
         ([{"class": "x:_Constant", "iterable": True}] * 2, "aa", "IterableDataset yields", "islice"),
-        ([_sampler(0), _sampler(1)], "aa", "the dataset returns equal samples", "another seed"),
+        ([_sampler(0), _sampler(1)], "aa", "the dataset returns the same samples", "another seed"),
         ([_sampler(0), _RANDOM], "aa", "Only some of their samplers", "on every rank"),
         ([{}, {}], "aa", "work of a single rank.", "DistributedSampler(dataset)"),
     ],

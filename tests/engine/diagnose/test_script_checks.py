@@ -75,28 +75,28 @@ _LOADED = (1, "weights-loaded", {"step": 6, "line": "/w/train.py:30", "names": [
 @pytest.mark.parametrize(
     ("digests", "more", "since", "cause", "advice"),
     [
-        (_steps(8, 16), {}, "since a step from 5 to 8", "outside of optimizer.step", "EMA"),
-        (_steps(5), {}, "since step 5", "outside of optimizer.step", "EMA"),
-        (_steps(8), {"anomalies": [_UNREDUCED]}, "step from 5 to 8", "under no_sync()", "last micro-batch"),
+        (_steps(8, 16), {}, "between steps 5 and 8", "outside of optimizer.step", "EMA"),
+        (_steps(5), {}, "in step 5", "outside of optimizer.step", "EMA"),
+        (_steps(8), {"anomalies": [_UNREDUCED]}, "between steps 5 and 8", "under no_sync()", "last micro-batch"),
         (
             _steps(8),
             {"anomalies": [_LOADED]},
-            "step from 5 to 8",
+            "between steps 5 and 8",
             "after step 6, weights were loaded",
             "same",
         ),
         (
             _steps(8),
             {"anomalies": [(0, "wrapper-bypassed", {"step": 1})]},
-            "step from 5 to 8",
+            "between steps 5 and 8",
             "bypasses DistributedDataParallel",
             "ddp(x)",
         ),
-        (_steps(0, 1, 2, equal=()), {}, "since before the first step", "initialised differently", "seed"),
+        (_steps(0, 1, 2, equal=()), {}, "before the first step", "initialised differently", "seed"),
         (
             _steps(0, 1, equal=()),
             {"calls": ("all_reduce", 240), "model": "m:Net"},
-            "since before the first step",
+            "before the first step",
             "initialised differently",
             "broadcast",
         ),
@@ -161,7 +161,7 @@ def test_a_rank_that_has_not_reported_is_waited_for(tmp_path: Path) -> None:
     run.writer("rank-0").write(events.WeightDigests(rank=0, step=2, digests=[1, 2]))
     assert "ranks-drifted" not in _findings(run)
     run.writer("rank-1").write(events.WeightDigests(rank=1, step=2, digests=[1, 3]))
-    assert "since step 2" in _findings(run)["ranks-drifted"].message
+    assert "in step 2" in _findings(run)["ranks-drifted"].message
 
 
 _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {

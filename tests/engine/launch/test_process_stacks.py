@@ -252,7 +252,7 @@ def test_a_loader_worker_in_a_lock_is_named_in_the_warning(tmp_path: Path) -> No
         lambda: launching.read_problems(run, "warning"), deadline_s=PHASE_WARNING_S + 20, what="a warning"
     )
     assert problem.code == "hang-suspected" and 'it is in "loading data"' in problem.message
-    assert "It waits for 2 loader workers, which wait for a lock in pack (" in problem.message
+    assert "It is waiting for 2 loader workers, which are waiting for a lock in pack (" in problem.message
     assert "train.py, line 7): with lock: return rows" in problem.message
     assert 'multiprocessing_context="spawn" or num_workers=0' in (problem.advice or "")
     _stop(run)
@@ -265,7 +265,7 @@ def test_a_tokenizer_used_before_the_fork_is_named_with_its_fix(tmp_path: Path) 
     (problem,) = wait_until(
         lambda: launching.read_problems(run, "warning"), deadline_s=PHASE_WARNING_S + 40, what="a warning"
     )
-    assert "It waits for 1 loader worker, which waits for a lock in pack (" in problem.message
+    assert "It is waiting for 1 loader worker, which is waiting for a lock in pack (" in problem.message
     assert "tokenizer.encode_batch(list(rows))" in problem.message
     assert "Set TOKENIZERS_PARALLELISM=false" in (problem.advice or "")
     _stop(run)

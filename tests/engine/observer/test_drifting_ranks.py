@@ -115,7 +115,7 @@ def _own(before: str = f"average([{_GRADIENTS}])", after: str = "") -> str:
     return _OWN.format(before=before, after=after)
 
 
-_EARLY = "since a step from 1 to 2"
+_EARLY = "between steps 1 and 2"
 _FAULTS: dict[str, tuple[str, str, str]] = {
     "bypassed": (_ddp(model="ddp.module"), _EARLY, "bypasses DistributedDataParallel"),
     "unsynced": (_ACCUMULATED.format(is_unsynced="micro == 1"), _EARLY, "no_sync()"),
@@ -128,7 +128,7 @@ _FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "loaded": (
         _ddp(after="if step == 9 and rank: net.load_state_dict({k: v * 2 for k, v in state().items()})"),
-        "since a step from 9 to 16", "after step 10, weights were loaded",
+        "between steps 9 and 16", "after step 10, weights were loaded",
     ),
     "clamped": (
         _ddp(after="if rank: [p.data.clamp_(-0.1, 0.1) for p in net.parameters()]"),
@@ -144,7 +144,7 @@ _FAULTS: dict[str, tuple[str, str, str]] = {
     "own, too late": (_own("", f"average([{_GRADIENTS}])"), _EARLY, "after optimizer.step"),
     "skipped": (
         _ddp().replace("    optimizer.step()", "    if not (rank and step % 10 == 5): optimizer.step()"),
-        "since a step", "rank 1 has called optimizer.step 36 times, rank 0 40 times",
+        "between steps 5 and 8", "rank 1 has called optimizer.step 36 times, rank 0 40 times",
     ),
     "second model": (_GAN.format(critic="critic"), _EARLY, "bypasses DistributedDataParallel"),
 }  # fmt: skip

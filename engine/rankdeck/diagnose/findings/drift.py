@@ -40,7 +40,7 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
     return make_finding(
         "ranks-drifted",
         phrase(
-            "The ranks' weights have differed {since}: {cause}", since=_format_since(difference), cause=text
+            "The ranks' weights began to differ {when}: {cause}", when=_format_start(difference), cause=text
         ),
         Evidence(
             phrase(
@@ -85,14 +85,14 @@ def _find_ranks_without_steps(context: RuleContext) -> Problem | None:
     )
 
 
-def _format_since(difference: WeightDifference) -> str:
+def _format_start(difference: WeightDifference) -> str:
     if difference.step == 0:
-        return phrase("since before the first step")
+        return phrase("before the first step")
     # Few steps have digests: the change lies somewhere after the last equal one.
     first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
     if first == difference.step:
-        return phrase("since step {step}", step=first)
-    return phrase("since a step from {first} to {last}", first=first, last=difference.step)
+        return phrase("in step {step}", step=first)
+    return phrase("between steps {first} and {last}", first=first, last=difference.step)
 
 
 def _is_ddp(context: RuleContext) -> bool:
@@ -216,7 +216,7 @@ def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause |
     return (
         phrase("the last backward pass before optimizer.step ran under no_sync()."),
         phrase(
-            "Leave no_sync() for the last micro-batch before optimizer.step: use it while "
+            "Do not use no_sync() for the last micro-batch before optimizer.step: enter it only while "
             "(micro + 1) % accumulate != 0. Both the forward and the backward pass must be outside."
         ),
         [

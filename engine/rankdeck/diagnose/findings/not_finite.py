@@ -1,7 +1,7 @@
 """The rule about a loss that becomes NaN or infinite. Read rule_context.py first.
 
-The step is that of the first such loss. What was not finite then, its rank's observer has examined once: see
-observer/not_finite.py.
+The step is that of the first such loss. In that step, the observer of the rank checks once which values are
+not finite: see observer/not_finite.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find_loss_not_finite(context: RuleContext) -> Problem | None:
         phrase("The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank)
         if is_exact
         else phrase(
-            "The loss is NaN or infinite since a step from {since} to {step}, first on rank {rank}.",
+            "The loss became NaN or infinite between steps {since} and {step}, first on rank {rank}.",
             since=last + 1,
             step=step,
             rank=rank,

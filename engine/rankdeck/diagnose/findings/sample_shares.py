@@ -138,7 +138,10 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
     if first is None or any(share is None for share in shares):
         return (
             phrase("Only some of their samplers divide the samples among the ranks."),
-            phrase("Create the DataLoader with the same DistributedSampler on every rank."),
+            phrase(
+                "Create the DataLoader with a DistributedSampler on every rank, with the same settings "
+                "except for its rank."
+            ),
         )
     num_shares, index = first
     if all(share == first for share in shares):
@@ -168,7 +171,10 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
             ),
         )
     return (
-        phrase("Their samplers take different shares, so the dataset returns equal samples for them."),
+        phrase(
+            "Their samplers take different shares, so the dataset returns the same samples for different "
+            "indices."
+        ),
         phrase(
             "Make each sample depend on its index: a dataset that draws random samples needs another seed on "
             "each rank."

@@ -74,8 +74,8 @@ class ChainComparison:
     def __init__(
         self, model: nn.Module, inputs: Any, known_differences: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """Prepare the comparison. `known_differences` holds the results of earlier comparisons on shapes,
-        made for other models of the same kind; new results are added."""
+        """Prepare the comparison. `known_differences` has the results of earlier comparisons without
+        data, of other models of the same kind; new results are added to it."""
         self._model = model
         self._inputs = inputs
         self._known_differences = {} if known_differences is None else known_differences

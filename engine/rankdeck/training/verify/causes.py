@@ -1,5 +1,5 @@
-"""Find why two steps under a strategy differ from one device's, by computing on one device with the
-strategy's splits.
+"""Find why two steps under a strategy differ from the same steps on one device, by computing on one device
+with the strategy's splits.
 
     result on one device                                                    cause of the difference
     forwards over separate slices differ from the unsliced forward          the model mixes samples

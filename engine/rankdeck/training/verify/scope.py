@@ -107,8 +107,8 @@ def make_scope(
     own_norms: bool = False,
     max_layers: int | None = None,
 ) -> CheckScope:
-    """Return the scope of a comparison on `num_devices` devices, with at most `max_layers` layers of a kind.
-    Batch norms that would see slices of a batch are frozen, unless `own_norms` is True."""
+    """Return the scope of a comparison on `num_devices` devices, with at most `max_layers` layers of each
+    kind. Batch norms that would see slices of a batch are frozen, unless `own_norms` is True."""
     config = workload.config
     strategy, excluded = _comparable_strategy(config.strategy)
     if not whole_batch:
