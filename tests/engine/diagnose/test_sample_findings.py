@@ -117,6 +117,14 @@ def test_shares_without_a_rank_are_found(tmp_path: Path) -> None:
     assert "8 shares for 2 ranks: 75 % of the samples" in problem.message
 
 
+def test_shares_of_ranks_that_have_not_reported_are_waited_for(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script(4)
+    for rank in (0, 1):
+        run.observe_rank(rank, world_size=4, sampler=_sampler(rank, 4), first_batches=str(rank), **_DDP)
+    assert _findings(run) == {}
+
+
 @pytest.mark.parametrize("code", ["rank-left", "hang"])
 @pytest.mark.parametrize(("lengths", "waits_for", "is_found"), [
     ((10, 9), 1, True), ((10, 9), None, True), ((10, 9), 0, False), ((9, 9), 1, False), ((9, None), 0, False),

@@ -124,6 +124,20 @@ net.pooler = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
 _CUT_LOSS = "nn.functional.mse_loss(net.head(net.pooler(net.encoder(x)).detach().repeat(1, 8)), y)"
 _DETACHED = "nn.functional.mse_loss(net.head(net.encoder(x).detach()), y)"
 
+_WRAPPED = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+net = Net()
+{before}
+wrapper = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+{after}
+"""
+_FREEZE = "net.encoder[0].requires_grad_(False)"
+_IGNORE = (
+    "nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model("
+    "net, ['encoder.0.weight', 'encoder.0.bias'])"
+)
+
 _CASES: dict[str, tuple[str, set[str]]] = {
     "gradients disabled": (_train(_DISABLED), {"no-gradient-disabled"}),
     "inference mode": (
@@ -162,6 +176,13 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     ),
     "frozen in turn": (
         _train("net = Net()", before="net.encoder.requires_grad_(step % 4 > 1)", loss="loss_of(net)"), set(),
+    ),
+    "wrapped": (_train(_WRAPPED.format(before="", after=""), loss="loss_of(wrapper)"), set()),
+    "frozen after it was wrapped": (
+        _train(_WRAPPED.format(before="", after=_FREEZE), loss="loss_of(wrapper)"), {"frozen-after-wrapping"},
+    ),
+    "frozen and left out by the wrapper": (
+        _train(_WRAPPED.format(before=f"{_FREEZE}; {_IGNORE}", after=""), loss="loss_of(wrapper)"), set(),
     ),
     "bf16 under Adam": (_train(_HALF, "AdamW(net.parameters(), 1e-4)"), {"weights-unchanged"}),
     "bf16 under Adam at a higher rate": (_train(_HALF, "AdamW(net.parameters(), 1e-3)"), set()),

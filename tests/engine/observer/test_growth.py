@@ -161,6 +161,14 @@ _FAULTS: dict[str, tuple[str, str, str, str]] = {
         _loop('optimizer.add_param_group({"params": [nn.Parameter(x.clone())]})'),
         "growing-parameters", "", "",
     ),
+    "states of replaced parameters": (
+        _loop(
+            "net[2].bias = nn.Parameter(net[2].bias.detach().clone()); "
+            'optimizer.param_groups[0]["params"][3] = net[2].bias',
+            "optimizer = torch.optim.AdamW(net.parameters())",
+        ),
+        "growing-states", "", "",
+    ),
     "threads": (
         _loop(
             "threading.Thread(target=event.wait, daemon=True).start()",

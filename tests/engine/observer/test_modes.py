@@ -197,6 +197,9 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "part of a larger module in training mode": (
         _train(_LARGER + _LOADER, evaluate="evaluate()"), {"train-while-evaluating"},
     ),
+    "batch norms of averaged weights": (
+        _train(_NORM_NET + _LOADER, evaluate="torch.optim.swa_utils.update_bn(loader, net)"), set(),
+    ),
     "compiled": (
         _train(_NET + "; compiled = torch.compile(net, backend='eager')", step="loss_of(compiled).backward()",
                evaluate="net.eval()"),
