@@ -299,13 +299,11 @@ class ParameterChecks:
         self._end_hook()
         self.forget()
         self._stepped = stepped
-        models = (reference() for reference in self._session.models)
         self._ddp_parameters = [
             (plain_name(name), weakref.ref(parameter))
-            for model in models
-            if type(model).__name__ == "DistributedDataParallel"
+            for model, ids in list(self._session.reduced_ids.items())
             for name, parameter in model.named_parameters()
-            if any(parameter is other for other in getattr(model, "_module_parameters", ()))
+            if id(parameter) in ids
         ]
 
     def on_tick(self) -> None:

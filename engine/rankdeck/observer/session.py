@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 
 from . import process_title
@@ -97,6 +98,8 @@ class RankSession(PartHooks):
         the owners' memory on a CPU, which are less complete, are not reported."""
         self.models: list[Any] = []
         """Weak references to the trained modules, outermost first."""
+        self.reduced_ids: Any = weakref.WeakKeyDictionary()
+        """DistributedDataParallel -> ids of the parameters that required gradients when it was created."""
         self.optimizers: list[Any] = []
         """Weak references to the optimizers that have stepped, including inner ones."""
         self.last_optimizer: Any = None

@@ -106,6 +106,9 @@ def _record_wrapper(
     options.update(options.pop("kwargs", None) or {})
     session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
     session.models.insert(0, weakref.ref(model))
+    if name == "DistributedDataParallel":
+        reduced = getattr(model, "_module_parameters", ())
+        session.reduced_ids[model] = {id(p) for p in reduced if p.requires_grad}
     if name == "DataParallel":
         options["device_ids"] = [int(index) for index in getattr(model, "device_ids", [])]
     session.record_facts(wrapper=name, wrapper_options=options)

@@ -77,7 +77,13 @@ _LOADED = (1, "weights-loaded", {"step": 6, "line": "/w/train.py:30", "names": [
     [
         (_steps(8, 16), {}, "between steps 5 and 8", "outside of optimizer.step", "EMA"),
         (_steps(5), {}, "in step 5", "outside of optimizer.step", "EMA"),
-        (_steps(8), {"anomalies": [_UNREDUCED]}, "between steps 5 and 8", "under no_sync()", "last micro-batch"),
+        (
+            _steps(8),
+            {"anomalies": [_UNREDUCED]},
+            "between steps 5 and 8",
+            "under no_sync()",
+            "last micro-batch",
+        ),
         (
             _steps(8),
             {"anomalies": [_LOADED]},

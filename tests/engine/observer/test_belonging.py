@@ -181,6 +181,9 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "frozen after it was wrapped": (
         _train(_WRAPPED.format(before="", after=_FREEZE), loss="loss_of(wrapper)"), {"frozen-after-wrapping"},
     ),
+    "frozen before it was wrapped": (
+        _train(_WRAPPED.format(before=_FREEZE, after=""), loss="loss_of(wrapper)"), set(),
+    ),
     "frozen and left out by the wrapper": (
         _train(_WRAPPED.format(before=f"{_FREEZE}; {_IGNORE}", after=""), loss="loss_of(wrapper)"), set(),
     ),

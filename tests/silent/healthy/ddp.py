@@ -1,7 +1,7 @@
 """Two ranks with DistributedDataParallel, all right. Kinds: accumulation with no_sync, evaluation on rank
 0 while the other waits, join() with uneven inputs, weights loaded on all ranks in the middle, EMA copied
 back on all ranks, unused parameters, a compression hook, early stopping decided together, a plateau
-scheduler on the averaged loss, a zero-redundancy optimizer, two wrapped models."""
+scheduler on the averaged loss, a zero-redundancy optimizer, two wrapped models, a frozen layer."""
 
 # ranks: 2
 # args: --kind no-sync
@@ -15,6 +15,7 @@ scheduler on the averaged loss, a zero-redundancy optimizer, two wrapped models.
 # args: --kind plateau
 # args: --kind zero
 # args: --kind two-models
+# args: --kind frozen
 
 import argparse
 import contextlib
@@ -37,6 +38,8 @@ net = torch.nn.ModuleDict({"body": toy.norm_net(), "spare": torch.nn.Linear(4, 4
 if kind != "unused":
     del net["spare"]
 net.forward = lambda x: net["body"](x)
+if kind == "frozen":
+    next(net.children()).get_submodule("0").requires_grad_(False)
 ddp = DistributedDataParallel(net, find_unused_parameters=kind == "unused")
 other = DistributedDataParallel(toy.mlp(1, 8)) if kind == "two-models" else None
 average = copy.deepcopy(net["body"]).requires_grad_(False)
