@@ -1,7 +1,8 @@
 """Checks whether ranks train on the same samples, and whether epochs repeat the same sample order.
 
 A few numbers are read from a loader's first batches, but only from tensors in host memory. After these
-batches, only the end of an epoch is examined. Read loaders.py first.
+batches, only the end of an epoch is examined. Batches that ranks divide among themselves are not compared.
+Read loaders.py first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _MIN_DISTINCT = 4
 """Minimum number of distinct values in the first batches: with fewer (such as only zeros), batches may be
 equal on all ranks by chance."""
 _MAX_DEPTH = 3
+_MAX_NODES = 64
 
 
 class EpochTracker:
@@ -39,6 +41,16 @@ class EpochTracker:
         """Sampler -> epoch of its last complete pass."""
         self._num_same_order = 0
         self._has_reported = False
+        self._is_divided = False
+        """Whether each rank trains on its own part of its loader's batches."""
+
+    def on_backward(self, tensors: Any, num_samples: int) -> None:
+        """Compare the number of samples from the loader with the rows of what the loss is computed from."""
+        world_size = self._session.world_size or 1
+        if self._has_reported or self._is_divided or world_size < 2:
+            return
+        num_rows = _num_rows(tensors[0].grad_fn) if tensors else 0
+        self._is_divided = num_rows * world_size == num_samples
 
     def needs_batch(self, first_batches: list[list[Any]]) -> bool:
         """Check whether `on_batch` still has to be called for batches of a loader."""
@@ -50,7 +62,8 @@ class EpochTracker:
             first_batches.append(numbers_of(self._tensor, batch))
         if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:
             self._has_reported = True
-            if len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT:
+            is_distinct = len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT
+            if is_distinct and not self._is_divided:
                 digest = hashlib.blake2b(repr(first_batches).encode(), digest_size=8).hexdigest()
                 self._session.record_facts(first_batches=digest)
 
@@ -71,6 +84,22 @@ class EpochTracker:
             self._num_same_order += 1
             self._session.record_facts(same_epochs=self._num_same_order)
         self._epochs[sampler] = sampler.epoch
+
+
+def _num_rows(root: Any) -> int:
+    """Return the first dimension of the output nearest to a loss; 0 if there is none."""
+    visited: set[Any] = set()
+    waiting = [root]
+    while waiting and len(visited) < _MAX_NODES:
+        node = waiting.pop(0)
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        for metadata in getattr(node, "_input_metadata", None) or ():
+            if len(metadata.shape):
+                return int(metadata.shape[0])
+        waiting.extend(following for following, _ in node.next_functions)
+    return 0
 
 
 def numbers_of(tensor_class: Any, batch: Any) -> list[Any]:

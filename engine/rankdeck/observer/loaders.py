@@ -64,6 +64,7 @@ class LoaderTracker:
         ]
         self._epochs = EpochTracker(self._tensor, session)
         self._record_first_batch = session.wrap_part(PART, self._epochs.on_batch)
+        self._on_samples = session.wrap_part(PART, self._epochs.on_backward)
         self._record_epoch_end = session.wrap_part(PART, self._epochs.on_epoch_end)
         # Looked up at each call: the part that sets `modes` may run after this one.
         self._on_batch_without_gradients = session.wrap_part(
@@ -140,7 +141,7 @@ class LoaderTracker:
         if feed is not None:
             feed.checks, feed.active_checks = None, []
 
-    def on_backward(self, _: Any) -> None:
+    def on_backward(self, tensors: Any) -> None:
         """Take one batch from each iterator when a backward starts."""
         taken = 0
         feeds = [feed for feed in list(self._iterators.values()) if feed.pending]
@@ -158,6 +159,7 @@ class LoaderTracker:
                 while feed.takes_all_pending and feed.pending:
                     taken += feed.pending.popleft()
         if taken:
+            self._on_samples(tensors, taken)
             self._session.samples = (self._session.samples or 0) + taken
 
     def _describe(self, feed: _LoaderIterator, num_samples: int) -> None:

@@ -119,7 +119,7 @@ class _ModelFinder:
         session.record_facts(
             model=_class_name(unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters())
         )
-        session.record_facts(batch_norms=_num_batch_norms(self._torch, model))
+        session.record_facts(batch_norms=_num_batch_norms(self._torch, model, session.facts.get("batch")))
         if "wrapper" not in session.facts:
             for cls in type(model).__mro__:
                 if cls.__module__.startswith("torch.") and cls.__name__ == "FSDPModule":
@@ -173,9 +173,12 @@ def uses_compiler() -> bool:
     return bool(counters and counters["frames"].get("total"))
 
 
-def _num_batch_norms(torch: Any, model: Any) -> int:
+def _num_batch_norms(torch: Any, model: Any, batch: Any) -> int:
     """Count the batch-norm layers in training mode that normalize over this process's samples only."""
-    norms = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    norms: tuple[Any, ...] = (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    # BatchNorm1d rejects a single sample, so one item of the loader must be a set of samples.
+    if batch != 1:
+        norms += (torch.nn.BatchNorm1d,)
     return sum(isinstance(module, norms) and module.training for module in model.modules())
 
 

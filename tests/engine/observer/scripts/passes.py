@@ -47,6 +47,17 @@ def train(loader: DataLoader, norm: nn.Module, *, announces_epochs: bool = False
             sum(1 for _ in loader)  # an evaluation is no pass
 
 
+def train_on_bags() -> None:
+    """Train on one set of samples per batch."""
+    bags = TensorDataset(torch.randn(16, 8, 16), torch.randint(0, 4, (16,)))
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for bag, y in DataLoader(bags, 1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(bag[0]).mean(0, keepdim=True), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
 SCENES = [
     lambda: train(DataLoader(data(), 4, sampler=sampler()), nn.BatchNorm1d(8)),
     lambda: train(DataLoader(data(), 4, sampler=sampler(1)), nn.LayerNorm(8), announces_epochs=True),
@@ -59,6 +70,7 @@ SCENES = [
     lambda: train(DataLoader(data(), 4), nn.Identity()),
     lambda: train(DataLoader(data(), 4), nn.Identity(), passes=1),
     lambda: train(DataLoader(TensorDataset(torch.zeros(32, 16), torch.zeros(32).long()), 4), nn.Identity()),
+    train_on_bags,
 ]
 
 
