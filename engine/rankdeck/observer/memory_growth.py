@@ -5,7 +5,7 @@ where steps are very short. The minimum of each block of three readings must ris
 similar amounts. Warm-up, page caches and buffers do that too, so that alone is not reported: all containers
 are then counted twice, one block apart, and a container is reported if it has grown with the steps and
 explains the rise. A container with a limit is left out, and so is one of an object that can be reset, such as
-a metric. Read retained_graphs.py first.
+a metric, and one of a dataset that has more samples. Read retained_graphs.py first.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ def _has_limit(owner: Any, length: int) -> bool:
     if not isinstance(owner, dict):
         if callable(getattr(type(owner), "reset", None)):
             return True
+        if _has_samples_to_come(owner, length):
+            return True
         owner = owner.__dict__
     return any(
         type(value) is int
@@ -174,6 +176,15 @@ def _has_limit(owner: Any, length: int) -> bool:
         and _LIMIT_NAMES.search(key) is not None
         for key, value in list(owner.items())
     )
+
+
+def _has_samples_to_come(owner: Any, length: int) -> bool:
+    """Check whether an object is a dataset that stores each sample when it is first used."""
+    kind = type(owner)
+    if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
+        return False
+    # A list of results that counts its own elements has no more of them.
+    return len(owner) > length
 
 
 def install(torch: Any, session: RankSession) -> None:

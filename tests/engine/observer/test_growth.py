@@ -112,6 +112,12 @@ for step in range(230):
 """
 _REUSED = "class Reused(Box):\n    def reset(self): self.stored = []\nbox = Reused()"
 _LIMITED = "box.capacity = 10_000"
+_DATASET = (
+    "class Samples(Box):\n    def __len__(self): return 10_000\n"
+    "    def __getitem__(self, index): return index\n"
+    "box = Samples()"
+)
+_LOG = _DATASET.replace("10_000", "len(self.stored)")
 _IMAGE = "torch.randn(128, 1024)"
 
 
@@ -181,6 +187,9 @@ _FAULTS: dict[str, tuple[str, str, str, str]] = {
         _loop(f"images.append(({_IMAGE}.numpy(), step))", "images = []"),
         "growing-memory", "images", "images.append",
     ),
+    "images in a log with a length": (
+        _loop(f"box.stored.append({_IMAGE})", _LOG), "growing-memory", "Samples.stored", "box.stored.append",
+    ),
     "images in a function": (
         _in_function(_loop(f"images.append({_IMAGE})", "images = []")),
         "growing-memory", "images", "images.append",
@@ -208,6 +217,7 @@ _HEALTHY = {
     "a replay buffer with a limit": _loop(
         f"replay.append({_IMAGE})", "replay = collections.deque(maxlen=10_000)"
     ),
+    "a dataset that keeps its samples": _loop(f"box.stored.append({_IMAGE}); box[step]", _DATASET),
     "a metric with a state": _loop(f"box.stored.append({_IMAGE})", _REUSED),
     "a cache of an epoch": _loop(f"cache[step % 100] = cache.get(step % 100, {_IMAGE})", "cache = {}"),
     "an array that fills": _loop(
