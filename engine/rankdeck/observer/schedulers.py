@@ -233,6 +233,11 @@ class ScheduleChecks:
 
 def _length(scheduler: Any) -> int | None:
     """Return the number of steps after which the schedule is over; None if it has no length."""
+    # A warm-up of LinearLR or ConstantLR ends at the full rate, long before the training does.
+    if getattr(scheduler, "end_factor", 0) > getattr(scheduler, "start_factor", 0) or hasattr(
+        scheduler, "factor"
+    ):
+        return None
     for name in ("total_steps", "T_max", "total_iters"):
         value = getattr(scheduler, name, None)
         if isinstance(value, int) and value > 0:

@@ -98,6 +98,12 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _script("None", 100, _BY_HAND + "0.01 if step < 20 or step > 70 else 0.0"), set(),
     ),
     "stopped early": (_script("schedules.CosineAnnealingLR(optimizer, 100)", 60, _PER_EPOCH), set()),
+    "a warm-up per micro-batch": (
+        _script(
+            "schedules.LinearLR(optimizer, 0.1, total_iters=60)", 60, "for _ in range(4): schedule.step()"
+        ),
+        set(),
+    ),
     "one cycle": (_script("schedules.OneCycleLR(optimizer, 0.1, total_steps=61)", 60), set()),
 }  # fmt: skip
 
