@@ -125,8 +125,9 @@ class ModeChecks:
         if num < _MIN_BATCHES or root is None or not root.training or not has_run:
             return
         layers = self._trained.count_layers(root, True)
-        # torch.optim.swa_utils.update_bn, which must run in training mode, sets the momentum to None.
-        is_updating = any(getattr(module, "momentum", 0) is None for module in root.modules())
+        # What computes the statistics anew must run in training mode. It sets the momentum to None, as
+        # torch.optim.swa_utils.update_bn does, or to 1, as for a mean of the statistics of all batches.
+        is_updating = any(getattr(module, "momentum", 0) in (None, 1) for module in root.modules())
         if layers and not is_updating:
             self._session.report_anomaly("train-while-evaluating", names=layers, batches=num)
 

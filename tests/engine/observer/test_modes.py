@@ -95,6 +95,11 @@ def evaluate():
     with torch.no_grad():
         for a, _ in loader: net(a)
 """
+_SET_MOMENTUM = """
+def set_momentum(value):
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d): module.momentum = value
+"""
 _HALVES = """
 def evaluate():
     net.eval()
@@ -199,6 +204,11 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     ),
     "batch norms of averaged weights": (
         _train(_NORM_NET + _LOADER, evaluate="torch.optim.swa_utils.update_bn(loader, net)"), set(),
+    ),
+    "batch norms whose statistics are averaged by hand": (
+        _train(_NORM_NET + _LOADER + _SET_MOMENTUM,
+               evaluate="set_momentum(1.0); evaluate(); set_momentum(0.1)"),
+        set(),
     ),
     "compiled": (
         _train(_NET + "; compiled = torch.compile(net, backend='eager')", step="loss_of(compiled).backward()",
