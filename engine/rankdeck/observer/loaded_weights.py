@@ -1,11 +1,13 @@
 """Observes what was loaded into modules: keys that matched nothing, and weights replaced between steps.
 
-Only what `load_state_dict` itself reports is used; no tensor is compared. Read session.py first.
+Only what `load_state_dict` itself reports is used; no tensor is compared. Before the first step, a script may
+try again with other keys, so that only the last attempt for each module counts. Read session.py first.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 
 from .frames import drop_own_frame, script_line
 
@@ -23,6 +25,15 @@ class LoadedWeights:
 
     def __init__(self, session: RankSession) -> None:
         self._session = session
+        self._failed: list[tuple[Any, str, dict[str, Any]]] = []
+        """(weak reference to the module, code, fields) of the calls that matched hardly any key."""
+
+    def on_first_step(self, _: Any) -> None:
+        """Report the modules whose weights were not loaded."""
+        failed, self._failed = self._failed, []
+        for module, code, fields in failed:
+            if module() is not None:
+                self._session.report_anomaly(code, **fields)
 
     def on_loaded(self, module: Any, state: Any, result: Any, strict: bool) -> None:
         """Handle a call that returned `result`, its missing and unexpected keys."""
@@ -33,6 +44,7 @@ class LoadedWeights:
         if session.step and any(_contains(reference(), module) for reference in session.models):
             line = script_line()
             session.report_anomaly("weights-loaded", names=[line], line=line)
+        self._failed = [failed for failed in self._failed if failed[0]() is not module]
         if strict or not hasattr(result, "unexpected_keys"):
             return
         file_keys = [key for key in state if isinstance(key, str)]
@@ -44,14 +56,17 @@ class LoadedWeights:
         prefix, how = _find_prefix(unexpected, missing)
         if num_matched and not prefix:
             return  # A part of the file belongs to another module, as when a backbone is loaded.
-        session.report_anomaly(
-            "nothing-loaded-" + how if prefix else "nothing-loaded",
-            names=[prefix, unexpected[0], missing[0]],
-            line=script_line(),
-            matched=num_matched,
-            given=len(file_keys),
-            wanted=num_matched + len(missing),
-        )
+        fields = {
+            "names": [prefix, unexpected[0], missing[0]],
+            "line": script_line(),
+            "matched": num_matched,
+            "given": len(file_keys),
+            "wanted": num_matched + len(missing),
+        }
+        code = "nothing-loaded-" + how if prefix else "nothing-loaded"
+        self._failed.append((weakref.ref(module), code, fields))
+        if session.num_outermost_steps:
+            self.on_first_step(None)
 
 
 def _contains(model: Any, module: Any) -> bool:
@@ -80,7 +95,9 @@ def install(torch: Any, session: RankSession) -> None:
     """Wrap `Module.load_state_dict`."""
     module_class = torch.nn.Module
     load = module_class.load_state_dict
-    on_loaded = session.wrap_part(PART, LoadedWeights(session).on_loaded)
+    loaded = LoadedWeights(session)
+    on_loaded = session.wrap_part(PART, loaded.on_loaded)
+    session.on_first_step.add(PART, loaded.on_first_step)
 
     @functools.wraps(load)
     def observed(self: Any, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:

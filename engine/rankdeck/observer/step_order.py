@@ -16,6 +16,7 @@ import weakref
 from .frames import drop_own_frame, script_line
 from .loss_scale import scale_of
 from .models import list_parameters, uses_compiler
+from .readings import has_active_modes, is_capturing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class StepOrder:
         self._num_uncleared = 0
         self.is_zeroed = False
         """Whether the leader's `zero_grad` was called after the last backward."""
+        self._zeroed: Any = None
+        """(gradient, version) of the examined parameter when that call began."""
         self._num_zeroed = self._num_bypassed = 0
         self._roots: list[str | None] = []
         """Names of the graph nodes on which backward was called since the last step."""
@@ -110,6 +113,9 @@ class StepOrder:
             is_first = self._num_backwards == 1
             now = None if probe is None else probe.grad
             self._is_cleared = now is None or now is not gradient() or (is_first and now._version != version)
+            # `grad.data.zero_()` does not change the version. Only what looks like a fault is read.
+            if is_first and not self._is_cleared:
+                self._is_cleared = _is_zero(now)
 
     def on_zero_grad(self, owner: Any, *_: Any, **__: Any) -> None:
         """Handle a call of `zero_grad` of an optimizer or of a module."""
@@ -117,7 +123,21 @@ class StepOrder:
         if not leads and not self._has_probe(owner):
             return  # Another model's gradients.
         self._is_cleared = self.is_zeroed = True
+        probe = self._probe and self._probe()
+        gradient = None if probe is None else probe.grad
+        self._zeroed = None if gradient is None else (weakref.ref(gradient), gradient._version)
         self._roots.clear()
+
+    def _is_written(self) -> bool:
+        """Check whether the script has written a gradient since it cleared it, as a projected one."""
+        probe = self._probe and self._probe()
+        gradient = None if probe is None else probe.grad
+        if gradient is None:
+            return False
+        if self._zeroed is None or self._zeroed[0]() is not gradient:
+            return True
+        # zero_grad(set_to_none=False) itself changes it once.
+        return bool(gradient._version > self._zeroed[1] + 1)
 
     def _has_probe(self, owner: Any) -> bool:
         """Check whether the examined parameter belongs to an optimizer or to a module."""
@@ -161,7 +181,7 @@ class StepOrder:
             self._has_reported_unreduced = True
             # Whether the weights then differ is for the digests to say: local SGD averages them later.
             session.report_anomaly("gradients-not-reduced", line=script_line(), step=self._next_step)
-        if self.is_zeroed:
+        if self.is_zeroed and not self._is_written():
             self._num_zeroed += 1
             if self._num_zeroed == _NUM_IN_A_ROW:
                 first = self._next_step - _NUM_IN_A_ROW + 1
@@ -233,6 +253,15 @@ class StepOrder:
         gradient = None if probe is None else probe.grad
         self._is_cleared = gradient is None
         self._kept = (lambda: None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
+
+
+def _is_zero(gradient: Any) -> bool:
+    """Check whether a gradient is 0, as far as it can be read now."""
+    torch = sys.modules["torch"]
+    is_readable = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    if not is_readable or is_capturing(torch) or has_active_modes(torch):
+        return False
+    return not bool(gradient.detach().any())
 
 
 def install(torch: Any, session: RankSession) -> None:
