@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 
 from .readings import has_active_modes, is_capturing
-from .unfreezing import stepped_ids
+from .unfreezing import stepped_ids, trains_vectors_only
 from .weight_digests import parameter_names
 from .wrappers import SHARDED_WRAPPERS
 
@@ -53,6 +53,8 @@ class GraphParameters:
             return
         self._next_step = 2 * session.step
         if session.facts.get("wrapper") in SHARDED_WRAPPERS or is_capturing(self._torch):
+            return
+        if trains_vectors_only(session):
             return
         if tensors[0].grad_fn is None or has_active_modes(self._torch):
             return

@@ -9,12 +9,14 @@ themselves. Read steps.py first.
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 
 from . import unfreezing
 from .models import list_parameters, unwrapped, uses_compiler
-from .unfreezing import find_model, stepped_ids
+from .shared_parameters import SharedParameters
+from .unfreezing import find_model, stepped_ids, trains_vectors_only
 from .update_checks import UpdateChecks
 from .weight_digests import parameter_names, plain_name
 from .wrappers import SHARDED_WRAPPERS
@@ -57,28 +59,18 @@ class ParameterChecks:
         """
         self._ran: dict[int, str] = {}
         """How the module of a parameter without gradients ran in the probed step, by the parameter's id."""
+        self._sums: dict[int, float | None] = {}
+        """Sums of the values of the parameters without gradients when the probe began, by id."""
         self._is_done = False
-        self._stepped: list[Any] = []
-        """Weak references to the optimizers that have stepped since the last backward."""
-        self._pairs: set[tuple[int, int]] = set()
-        self._ddp_parameters: list[Any] = []
+        self._waiting: set[int] = set()
+        """Ids of parameters with a gradient whose optimizer has not stepped yet."""
+        self._wrapped: list[list[tuple[str, Any, bool]]] = []
+        """(name, weak reference, whether it may be frozen) of the parameters of each wrapper."""
 
-    def on_backward(self, _: Any) -> None:
-        """Handle the start of an outermost backward."""
-        self._stepped = []
-        self._session.on_backward.remove(PART, self.on_backward)
-
-    def before_step(self, optimizer: Any, leads: bool) -> None:
-        """Compare the parameters of several optimizers that step after the same backward."""
+    def before_step(self, _: Any, leads: bool) -> None:
+        """End the probe before the next step of the leading optimizer."""
         if self._probe is not None and leads:
             self._end_probe()
-        if leads and len(self._session.optimizers) < 2:
-            return
-        if self._stepped:
-            self._compare_optimizers(optimizer)
-        else:
-            self._session.on_backward.add(PART, self.on_backward)
-        self._stepped.append(weakref.ref(optimizer))
 
     def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:
         """Examine the gradients before a sampled step of the leading optimizer."""
@@ -109,12 +101,14 @@ class ParameterChecks:
                 self._report_foreign(optimizer, trainable)
             return
         self._num_all_missing = 0
-        if self._num_examined == 2:
+        if self._num_examined == 2 or (self._num_examined == _NUM_EXAMINED and self._waiting):
             self._report_left_out(optimizer)
         if self._num_examined == _NUM_EXAMINED:
             self._is_done = True
             if self._without and not uses_compiler():
                 self._ran, self._is_model_in_graph = {}, None
+                parameters = {key: ref() for key, ref in self._without.items()}
+                self._sums = {key: self._sum_of(p) for key, p in parameters.items() if p is not None}
                 model = find_model(self._session, optimizer)
                 if model is not None:
                     self._probed_models = [weakref.ref(model), weakref.ref(unwrapped(model))]
@@ -152,20 +146,36 @@ class ParameterChecks:
         stepped, model = stepped_ids(session), find_model(session, optimizer)
         if model is None or not stepped:
             return
-        left_out: list[str] = []
+        # A sharded model's parameters may all be flat.
+        if trains_vectors_only(session) and session.facts.get("wrapper") not in SHARDED_WRAPPERS:
+            return
+        left_out: dict[int, str] = {}
+        fixed = _fixed_ids(model, stepped)
         is_after = False
         for name, parameter in model.named_parameters():
             if id(parameter) in stepped:
                 is_after = True
             # Only after the first parameter that is stepped: a frozen backbone is left out on purpose.
-            elif is_after and parameter.requires_grad and parameter.grad is not None:
-                left_out.append(plain_name(name))
+            elif (
+                is_after
+                and parameter.requires_grad
+                and parameter.grad is not None
+                and id(parameter) not in fixed
+            ):
+                left_out[id(parameter)] = plain_name(name)
+        if left_out and self._num_examined == 2:
+            # An optimizer may step more rarely, as that of a generator beside its critic.
+            with_optimizer = {id(p) for other in _all_optimizers(self._torch) for p in list_parameters(other)}
+            self._waiting = with_optimizer & left_out.keys()
+            left_out = {key: name for key, name in left_out.items() if key not in self._waiting}
+        else:
+            left_out = {key: name for key, name in left_out.items() if key in self._waiting}
         if left_out:
             owned = {id(p) for p in model.parameters()}
             group_parameters = list_parameters(optimizer)
             session.report_anomaly(
                 "gradient-without-optimizer",
-                names=left_out,
+                names=list(left_out.values()),
                 step=session.step + 1,
                 replaced=sum(id(p) not in owned for p in group_parameters),
             )
@@ -235,9 +245,14 @@ class ParameterChecks:
             keys = [
                 key
                 for key, p in without.items()
-                if p is not None and p.grad is None and p.requires_grad and self._ran.get(key) == how
+                if p is not None
+                and p.grad is None
+                and p.requires_grad
+                and self._ran.get(key) == how
+                # The script changes it itself, as the codes of a codebook that are moving averages.
+                and self._sum_of(p) == self._sums.get(key)
             ]
-            if keys and how == "disabled" and self._are_copies(keys):
+            if keys and how != "checkpoint" and self._are_copies(keys):
                 continue
             if keys:
                 self._session.report_anomaly(
@@ -246,6 +261,11 @@ class ParameterChecks:
                     step=self._first_examined,
                     trainable=len(names),
                 )
+
+    def _sum_of(self, parameter: Any) -> float | None:
+        """Return the sum of a parameter's values; None for a shard, which only all ranks could add up."""
+        is_plain = type(parameter) is self._torch.nn.Parameter and parameter.layout is self._torch.strided
+        return float(parameter.detach().double().sum()) if is_plain else None
 
     def _are_copies(self, keys: list[int]) -> bool:
         """Check whether parameters are near others of the same name and shape that have gradients, as those
@@ -272,50 +292,60 @@ class ParameterChecks:
             first, second = (p.reshape(-1)[:_MAX_COMPARED].float() for p in (parameter, twin))
             return bool((first - second).norm() <= _MAX_DISTANCE * second.norm())
 
-    # Which optimizers share parameters, and what was frozen.
-
-    def _compare_optimizers(self, optimizer: Any) -> None:
-        ids: set[int] | None = None
-        for reference in self._stepped:
-            other = reference()
-            pair = (id(other), id(optimizer))
-            if other is None or other is optimizer or pair in self._pairs or len(self._pairs) > _NUM_EXAMINED:
-                continue
-            self._pairs.add(pair)
-            ids = ids or {id(p) for p in list_parameters(optimizer)}
-            shared = {id(p) for p in list_parameters(other)} & ids
-            if shared:
-                names = parameter_names(self._session)
-                self._session.report_anomaly(
-                    "stepped-twice",
-                    names=[names.get(key, "a parameter") for key in sorted(shared)],
-                    step=self._session.step + 1,
-                )
+    # What was frozen.
 
     def on_leader_chosen(self, optimizer: Any) -> None:
         """Start over with this optimizer, and remember what DistributedDataParallel expects to have
         gradients."""
-        stepped = self._stepped
         self._end_hook()
         self.forget()
-        self._stepped = stepped
-        self._ddp_parameters = [
-            (plain_name(name), weakref.ref(parameter))
+        self._wrapped = [
+            [
+                (plain_name(name), weakref.ref(parameter), self._may_be_frozen(model, parameter))
+                for name, parameter in model.named_parameters()
+                if id(parameter) in ids
+            ]
             for model, ids in list(self._session.reduced_ids.items())
-            for name, parameter in model.named_parameters()
-            if id(parameter) in ids
         ]
+
+    def _may_be_frozen(self, model: Any, parameter: Any) -> bool:
+        """Check whether a script that trains a parameter at first may freeze it later."""
+        # Without a search for unused parameters, DistributedDataParallel fails then.
+        return bool(parameter.requires_grad and getattr(model, "find_unused_parameters", False))
 
     def on_tick(self) -> None:
         """Report parameters that were frozen after DistributedDataParallel was created."""
-        frozen = [
-            name
-            for name, reference in self._ddp_parameters
-            if (parameter := reference()) is not None and not parameter.requires_grad
-        ]
+        frozen: list[str] = []
+        for wrapped in self._wrapped:
+            now = [
+                (name, may) for name, ref, may in wrapped if (p := ref()) is not None and not p.requires_grad
+            ]
+            # A whole network is frozen while another one trains, as a GAN's critic: nothing waits for it.
+            if len(now) < len(wrapped):
+                frozen += [name for name, may in now if not may]
         if frozen:
-            self._ddp_parameters = []
+            self._wrapped = []
             self._session.report_anomaly("frozen-after-wrapping", names=frozen)
+
+
+def _fixed_ids(model: Any, stepped: set[int]) -> set[int]:
+    """Return the ids of the parameters that are not trained on purpose, although they have gradients."""
+    layers = [
+        (module, {id(p) for p in module._parameters.values() if p is not None})
+        for module in model.modules()
+        if module._parameters
+    ]
+    trained = [layer for layer, ids in layers if ids & stepped]
+    # Those of a part in evaluation mode beside what trains, as of a perceptual loss.
+    if not any(layer.training for layer in trained):
+        return set()
+    return {key for layer, ids in layers if not layer.training for key in ids}
+
+
+def _all_optimizers(torch: Any) -> list[Any]:
+    """Return all optimizers that exist, also those that have not stepped."""
+    # Once per model at most, and only if parameters seem to have no optimizer: it takes about 0.02 s.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
 
 
 def install(torch: Any, session: RankSession) -> None:
@@ -326,6 +356,9 @@ def install(torch: Any, session: RankSession) -> None:
     session.on_leader_chosen.add(PART, checks.on_leader_chosen)
     session.on_tick.add(PART, checks.on_tick)
     session.on_fork.add(PART, checks.forget)
+    shared = SharedParameters(session, PART)
+    session.before_step.add(PART, shared.before_step)
+    session.on_fork.add(PART, shared.forget)
     unfreezing.install(session, PART, checks.restart)
     updates = UpdateChecks(torch, session)
     session.before_sampled_step.add(PART, updates.before_sampled_step)

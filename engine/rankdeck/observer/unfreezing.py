@@ -119,6 +119,12 @@ def stepped_ids(session: RankSession) -> set[int]:
     return {id(p) for other in optimizers for p in list_parameters(other)}
 
 
+def trains_vectors_only(session: RankSession) -> bool:
+    """Check whether nothing but biases and norms is trained, as when a model is adapted to other data."""
+    optimizers = [other for other in (ref() for ref in session.optimizers) if other is not None]
+    return all(p.dim() < 2 for other in optimizers for p in list_parameters(other))
+
+
 def install(session: RankSession, part: str, examine: Callable[[dict[int, Any]], None]) -> None:
     """Examine steps of the leading optimizer; `examine` takes its new trainable parameters, by id."""
     unfrozen = UnfrozenParameters(session, examine)

@@ -68,6 +68,20 @@ def follow():
     with torch.no_grad():
         for a, b in zip(net.target.parameters(), net.online.parameters()): a.lerp_(b, 0.05)
 """
+_DETACHED_TARGET = _TARGET.replace(
+    "with torch.no_grad():\n            goal = self.target(x)", "goal = self.target(x).detach()"
+)
+_CODEBOOK = """
+class Coded(Net):
+    def loss(self):
+        hidden = self.encoder(x)
+        index = torch.cdist(hidden, self.codes.weight).argmin(1)
+        code = self.codes(index).detach()
+        self.codes.weight.data.lerp_(hidden.detach()[:12], 0.1)
+        return nn.functional.mse_loss(self.head(hidden + (code - hidden).detach()), y)
+net = Coded()
+net.codes = nn.Embedding(12, 16)
+"""
 _AUXILIARY = """
 net = Net()
 net.auxiliary = nn.Linear(16, 3)
@@ -132,6 +146,7 @@ net = Net()
 wrapper = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
 {after}
 """
+_CRITIC = "critic = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))"
 _FREEZE = "net.encoder[0].requires_grad_(False)"
 _IGNORE = (
     "nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model("
@@ -153,6 +168,11 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     ),
     "enabled": (_train("net = Net()"), set()),
     "a target network": (_train(_TARGET, after="follow()"), set()),
+    "a target network whose output is detached": (_train(_DETACHED_TARGET, after="follow()"), set()),
+    "a codebook of moving averages": (_train(_CODEBOOK, loss="net.loss()"), set()),
+    "a codebook that nothing moves": (
+        _train(_CODEBOOK.replace("data.lerp_", "lerp"), loss="net.loss()"), {"no-gradient-graph"},
+    ),
     "a layer for evaluation": (_train(_AUXILIARY, after="evaluate()"), set()),
     "an unused layer": (_train(_UNUSED), set()),
     "an unused output": (_train(_POOLED, loss="loss_of(net)"), set()),
@@ -180,6 +200,17 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "wrapped": (_train(_WRAPPED.format(before="", after=""), loss="loss_of(wrapper)"), set()),
     "frozen after it was wrapped": (
         _train(_WRAPPED.format(before="", after=_FREEZE), loss="loss_of(wrapper)"), {"frozen-after-wrapping"},
+    ),
+    "frozen for a while after it was wrapped": (
+        _train(_WRAPPED.format(before="", after=""), before="net.encoder.requires_grad_(step < 40)",
+               loss="loss_of(wrapper)"),
+        set(),
+    ),
+    "frozen as a whole": (
+        _train(_WRAPPED.format(before="", after=_CRITIC),
+               "SGD([*net.parameters(), *critic.parameters()], 0.01)",
+               before="critic.requires_grad_(step % 2 == 0)", loss="critic(wrapper(x)).square().mean()"),
+        set(),
     ),
     "frozen before it was wrapped": (
         _train(_WRAPPED.format(before=_FREEZE, after=""), loss="loss_of(wrapper)"), set(),

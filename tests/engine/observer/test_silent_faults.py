@@ -39,6 +39,23 @@ for step in range(60):
     optimizer.step()
     {last}
 """
+_PROJECTED = """
+    grads = [p.grad.clone() for p in net.parameters()]
+    optimizer.zero_grad(set_to_none={to_none})
+    for p, grad in zip(net.parameters(), grads):
+        if p.grad is None:
+            p.grad = grad / 2
+        else:
+            p.grad.copy_(grad / 2)
+"""
+_RARELY = """
+optimizer = torch.optim.SGD(net[0].parameters(), 0.01)
+second = torch.optim.SGD(net[3].parameters(), 0.01)
+for step in range(60):
+    net.zero_grad(); loss_of().backward(); optimizer.step()
+    if {when}:
+        second.step()
+"""
 _CUT = """
 class Cut(nn.Module):
     def __init__(self):
@@ -174,6 +191,15 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "clears by hand": (
         _STEPS.format(first="for p in net.parameters(): p.grad = None", between="", last=""), set(),
     ),
+    "clears by hand to zeros": (
+        _STEPS.format(first="", between="", last="for p in net.parameters(): p.grad.data.zero_()"), set(),
+    ),
+    "writes gradients after clearing": (
+        _STEPS.format(first="", between=_PROJECTED.format(to_none=True), last=""), set(),
+    ),
+    "writes into cleared gradients": (
+        _STEPS.format(first="", between=_PROJECTED.format(to_none=False), last=""), set(),
+    ),
     "never clears": (_STEPS.format(first="", between="", last=""), {"gradients-not-cleared"}),
     "clears too early": (
         _STEPS.format(first="", between="optimizer.zero_grad()", last=""),
@@ -212,6 +238,24 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _HEAD.format(early="", late="optimizer = torch.optim.SGD(net[0].parameters(), 0.01)"),
         {"gradient-without-optimizer"},
     ),
+    "a head in evaluation mode": (
+        _HEAD.format(early="", late="optimizer = torch.optim.SGD(net[0].parameters(), 0.01); net[3].eval()"),
+        set(),
+    ),
+    "norms alone": (
+        _HEAD.format(
+            early="net.insert(0, nn.LayerNorm(8))",
+            late="optimizer = torch.optim.SGD(net[0].parameters(), 0.01)",
+        ).replace("net[3]", "net[4]"),
+        set(),
+    ),
+    "biases alone": (
+        _HEAD.format(
+            early="",
+            late="optimizer = torch.optim.SGD([p for p in net.parameters() if p.dim() < 2], 0.01)",
+        ),
+        set(),
+    ),
     "a copied model": (_COPY.format(copied="model = copy.deepcopy(net)"), {"optimizer-without-gradients"}),
     "a model": (_COPY.format(copied=""), set()),
     "steps twice": (
@@ -221,6 +265,15 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _TWICE.format(parameters="net[3].parameters()", between="net.zero_grad(); loss_of().backward()"),
         set(),
     ),
+    "an outer optimizer": (
+        _TWICE.format(
+            parameters="net[3].parameters()",
+            between="[setattr(p, 'grad', 0.1 * torch.ones_like(p)) for p in net[3].parameters()]",
+        ),
+        set(),
+    ),
+    "steps in turn and more rarely": (_RARELY.format(when="step % 4 == 3"), set()),
+    "never steps a second optimizer": (_RARELY.format(when="False"), {"gradient-without-optimizer"}),
     "bf16 weights, low rate": (_HALF.format(rate="1e-6"), {"weights-unchanged"}),
     "bf16 weights, high rate": (_HALF.format(rate="1e-2"), set()),
     "stays in evaluation mode": (
@@ -240,6 +293,13 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _MODES.format(start="", before="", after=""), {"train-while-evaluating"},
     ),
     "a prefix too much": (_LOADED.format(prefix="module."), {"nothing-loaded-with"}),
+    "a prefix tried first": (
+        _LOADED.format(prefix="module.").replace(
+            "\noptimizer",
+            "\nnet.load_state_dict({key[7:]: value for key, value in state.items()})\noptimizer",
+        ),
+        set(),
+    ),
     "keys that fit": (_LOADED.format(prefix=""), set()),
     "a schedule of steps by epochs": (
         _SCHEDULED.format(schedule="CosineAnnealingLR(optimizer, 60)", when="step % 20 == 19"),
