@@ -59,7 +59,7 @@ def update(optimizer, loss):
 
 
 def growing_values():
-    """Q-learning with one optimizer: values start near 0 and grow to their returns, and the errors with them."""
+    """Q-learning with one optimizer: values start near 0 and grow, and the errors with them."""
     net = toy.mlp(2, 2, hidden=32)
     target = copy.deepcopy(net)
     optimizer = adam(net, rate=1e-3)

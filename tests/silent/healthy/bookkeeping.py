@@ -109,14 +109,14 @@ def metrics():
 
 def vocabulary():
     """Words get their vectors when they first occur; the least used one goes when there are too many."""
-    generator, known = np.random.default_rng(0), {}
+    generator, vectors = np.random.default_rng(0), {}
     for x, y in toy.batches(200, toy.class_data()):
         for word in generator.integers(0, 5000, 16).tolist():
-            known[word] = known.pop(word, None)
-            if known[word] is None:
-                known[word] = torch.randn(4096)
-            if len(known) > 500:
-                del known[next(iter(known))]
+            vectors[word] = vectors.pop(word, None)
+            if vectors[word] is None:
+                vectors[word] = torch.randn(4096)
+            if len(vectors) > 500:
+                del vectors[next(iter(vectors))]
         update(x, y)
 
 

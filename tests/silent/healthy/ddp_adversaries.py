@@ -1,6 +1,6 @@
-"""Two wrapped networks trained against each other by two ranks. Kinds: gradients of the critic switched off while
-the generator trains, as in CycleGAN; both switched in turn, as in StyleGAN; five critic steps per step of the
-generator; no switches, but detached samples."""
+"""Two wrapped networks trained against each other by two ranks. Kinds: gradients of the critic switched off
+while the generator trains, as in CycleGAN; both switched in turn, as in StyleGAN; five critic steps per step
+of the generator; no switches, but detached samples."""
 
 # ranks: 2
 # args: --kind switched

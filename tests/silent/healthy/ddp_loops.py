@@ -1,9 +1,9 @@
 """Loops of two ranks with DistributedDataParallel as people write them. Kinds: three styles of accumulation,
 early stopping that rank 0 broadcasts, metrics reduced to rank 0, metrics in a group of its own, barriers
-around a checkpoint, gathered evaluations, an average swapped in on rank 0 only, losses scaled by the number of
-ranks, a global batch of which each rank takes its part, a batch sent by rank 0, an object broadcast from two
-branches, a profiler on rank 0, an endless iterator, a stream divided by rank and worker, batches bucketed by
-length, weighted sampling with a seed per rank, an averaged gradient norm."""
+around a checkpoint, gathered evaluations, an average swapped in on rank 0 only, losses scaled by the number
+of ranks, a global batch of which each rank takes its part, a batch sent by rank 0, an object broadcast from
+two branches, a profiler on rank 0, an endless iterator, a stream divided by rank and worker, batches bucketed
+by length, weighted sampling with a seed per rank, an averaged gradient norm."""
 
 # ranks: 2
 # args: --kind remainder

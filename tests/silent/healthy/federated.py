@@ -1,7 +1,7 @@
-"""Two ranks that do not take the same steps, on purpose. Kinds: federated averaging, the same with different numbers
-of local steps, with one class per rank, with an outer optimizer (DiLoCo), a learner that sends weights to an
-actor, two experts of their own, a pipeline of two stages, elastic averaging, a population whose weaker member
-copies the stronger, gossip averaging."""
+"""Two ranks that do not take the same steps, on purpose. Kinds: federated averaging, the same with different
+numbers of local steps, with one class per rank, with an outer optimizer (DiLoCo), a learner that sends
+weights to an actor, two experts of their own, a pipeline of two stages, elastic averaging, a population whose
+weaker member copies the stronger, gossip averaging."""
 
 # ranks: 2
 # args: --kind averaging

@@ -1,7 +1,8 @@
-"""Two ranks that fine-tune a part of a model. Kinds: a new head on a frozen backbone in evaluation mode, features
-under no_grad, rates by layer, a second phase with a new wrapper, layers trained in turn with unused parameters,
-adapters on a frozen layer, a static graph with checkpointing, a compiled wrapper, a wrapped compiled model, only
-the head wrapped, views of the buckets as gradients, a frozen teacher, parameters that the wrapper ignores."""
+"""Two ranks that fine-tune a part of a model. Kinds: a new head on a frozen backbone in evaluation mode,
+features under no_grad, rates by layer, a second phase with a new wrapper, layers trained in turn with unused
+parameters, adapters on a frozen layer, a static graph with checkpointing, a compiled wrapper, a wrapped
+compiled model, only the head wrapped, views of the buckets as gradients, a frozen teacher, parameters that
+the wrapper ignores."""
 
 # ranks: 2
 # args: --kind head

@@ -80,11 +80,11 @@ class AveragedCodebook(nn.Module):
 
 
 def codebook_averaged():
-    encoder, book, decoder = toy.mlp(8, 16), AveragedCodebook(), toy.mlp(16, 8)
-    model = nn.ModuleList([encoder, book, decoder])
+    encoder, codebook, decoder = toy.mlp(8, 16), AveragedCodebook(), toy.mlp(16, 8)
+    model = nn.ModuleList([encoder, codebook, decoder])
     optimizer = adam(model)
     for x, _ in toy.batches(120):
-        code, commitment = book(encoder(x))
+        code, commitment = codebook(encoder(x))
         update(optimizer, mse_loss(decoder(code), x) + 0.25 * commitment)
 
 
@@ -98,7 +98,7 @@ class Pair(nn.Module):
 
 
 def critic_in_one_module():
-    """WGAN: the samples of the critic's step are not detached, so the generator gets gradients that it clears."""
+    """WGAN: the critic's samples are not detached, so the generator gets gradients, and clears them."""
     pair = Pair()
     optimizer_d = torch.optim.RMSprop(pair.critic.parameters(), lr=2e-4)
     optimizer_g = torch.optim.RMSprop(pair.generator.parameters(), lr=2e-4)

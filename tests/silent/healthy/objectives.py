@@ -21,7 +21,6 @@
 # args: --kind adapted-norms
 # args: --kind monte-carlo-mode
 # args: --kind frozen-norms-small-batch
-# args: --kind images-small-batch
 # args: --kind compensated-bf16
 # args: --kind chosen-by-kind
 # args: --kind alternating-heads
@@ -382,17 +381,6 @@ def frozen_norms_small_batch():
         for norm in norms_of(model):
             norm.eval()
         for x, y in loader:
-            update(optimizer, cross_entropy(model(x), y))
-
-
-def images_small_batch():
-    """Segmentation: two large images per batch, whose pixels the batch norms normalise over."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    optimizer = adam(model)
-    images = torch.randn(64, 1, 32, 32)
-    data = torch.utils.data.TensorDataset(images, (images[:, 0] > 0.5).long())
-    for _ in range(3):
-        for x, y in DataLoader(data, 2, shuffle=True):
             update(optimizer, cross_entropy(model(x), y))
 
 

@@ -1,8 +1,9 @@
-"""Learning rates as people set them. Kinds: warm-up and cosine with LambdaLR per step, SequentialLR, plateau on a
-validation loss, one scheduler with a rate of 0 for a part at first, two optimizers with schedules of their own,
-warm-up per micro-batch, warm restarts per step, a class around an optimizer (Noam), OneCycle with accumulation,
-steps that a scaler skips, chained schedulers, a cosine that goes on beyond its length, a trapezoid, a finder of
-rates, ten steps at 0 at the end, a schedule in epochs that is much longer than the run, a cycle from and to 0."""
+"""Learning rates as people set them. Kinds: warm-up and cosine with LambdaLR per step, SequentialLR, plateau
+on a validation loss, one scheduler with a rate of 0 for a part at first, two optimizers with schedules of
+their own, warm-up per micro-batch, warm restarts per step, a class around an optimizer (Noam), OneCycle with
+accumulation, steps that a scaler skips, chained schedulers, a cosine that goes on beyond its length, a
+trapezoid, a finder of rates, ten steps at 0 at the end, a schedule in epochs that is much longer than the
+run, a cycle from and to 0."""
 
 # ranks: 1
 # args: --kind warm-up-cosine

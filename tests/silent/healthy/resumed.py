@@ -1,9 +1,10 @@
-"""Trainings that continue from a file as people write them, and files that start something new. Kinds: epochs with
-all states, steps with all states and the sampler's, the scheduler recreated with last_epoch, the scheduler
-wound forward, an average of the weights, an optimizer without moments, rates set by hand from the epoch, states
-loaded in an object, pretrained weights whose file counts epochs, a pretrained backbone for a new head, adapters
-alone, a prefix that is tried and then removed, tensors of another size left out, a file that the script has just
-written, a new optimizer for a second phase, weights of an average loaded for another training."""
+"""Trainings that continue from a file as people write them, and files that start something new. Kinds: epochs
+with all states, steps with all states and the sampler's, the scheduler recreated with last_epoch, the
+scheduler wound forward, an average of the weights, an optimizer without moments, rates set by hand from the
+epoch, states loaded in an object, pretrained weights whose file counts epochs, a pretrained backbone for a
+new head, adapters alone, a prefix that is tried and then removed, tensors of another size left out, a file
+that the script has just written, a new optimizer for a second phase, weights of an average loaded for another
+training."""
 
 # ranks: 1
 # args: --kind epochs
@@ -115,7 +116,7 @@ def train(state, start_epoch, end_epoch):
 
 
 def make_file(file):
-    """Write a checkpoint as an earlier run would have: no step of it is observed before the first one below."""
+    """Write a checkpoint as an earlier run would have."""
     torch.manual_seed(3)
     model = Net(10 if kind == "other-size" else 4)
     state = State(model)
@@ -164,7 +165,8 @@ def main():
         states = torch.load(file, weights_only=True)
     if kind in ("pretrained", "new-head", "adapters", "prefix-tried", "other-size", "just-written"):
         load_some(model, states)
-        return train(State(model), 0, 6)
+        train(State(model), 0, 6)
+        return
     state = State(model)
     state.load_state_dict(states)
     start_epoch = state.epoch

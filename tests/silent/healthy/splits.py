@@ -1,8 +1,8 @@
 """Data that is divided, drawn and mixed in ways that are right. Each kind is the function of that name."""
 
 # ranks: 1
-# args: --kind folds
-# args: --kind folds-together
+# args: --kind cross-validation
+# args: --kind models-together
 # args: --kind active
 # args: --kind bagging
 # args: --kind loader-per-class
@@ -63,28 +63,28 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=3e-3)
 
 
-def folds():
+def cross_validation():
     data = toy.class_data(320)
     parts = torch.randperm(320).view(5, 64)
-    for fold in range(5):
+    for held_out in range(5):
         model = toy.norm_net(8, 4)
         optimizer = adam(model)
-        training = torch.cat([part for number, part in enumerate(parts) if number != fold])
+        training = torch.cat([part for number, part in enumerate(parts) if number != held_out])
         train_loader = DataLoader(data, 16, sampler=SubsetRandomSampler(training.tolist()))
-        test_loader = DataLoader(data, 16, sampler=SubsetRandomSampler(parts[fold].tolist()))
+        test_loader = DataLoader(data, 16, sampler=SubsetRandomSampler(parts[held_out].tolist()))
         for _ in range(2):
             train(model, optimizer, train_loader)
-            print(fold, evaluate(model, test_loader).mean().item())
+            print(held_out, evaluate(model, test_loader).mean().item())
 
 
-def folds_together():
+def models_together():
     data = toy.class_data(320)
     parts = torch.randperm(320).view(5, 64)
     models = [toy.norm_net(8, 4) for _ in parts]
     optimizers = [adam(model) for model in models]
     pairs = []
-    for fold, part in enumerate(parts):
-        training = torch.cat([other for number, other in enumerate(parts) if number != fold]).tolist()
+    for held_out, part in enumerate(parts):
+        training = torch.cat([other for number, other in enumerate(parts) if number != held_out]).tolist()
         loaders = (
             DataLoader(Subset(data, training), 16, shuffle=True),
             DataLoader(Subset(data, part.tolist()), 16),
