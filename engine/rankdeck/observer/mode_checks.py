@@ -111,7 +111,9 @@ class ModeChecks:
             references = self._trained.path
 
             def on_forward(module: Any, _: Any) -> None:
-                self._has_run = self._has_run or any(ref() is module for ref in references)
+                # A batch may be prepared without gradients and then be trained on.
+                is_evaluating = not self._torch.is_grad_enabled()
+                self._has_run |= is_evaluating and any(ref() is module for ref in references)
 
             self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(on_forward)
         seen = self._passes.get(iterator, 0)

@@ -95,6 +95,13 @@ def evaluate():
     with torch.no_grad():
         for a, _ in loader: net(a)
 """
+_FETCH = """
+batches = iter(loader)
+def fetch():
+    global batches
+    with torch.no_grad():
+        if next(batches, None) is None: batches = iter(loader)
+"""
 _SET_MOMENTUM = """
 def set_momentum(value):
     for module in net.modules():
@@ -209,6 +216,9 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _train(_NORM_NET + _LOADER + _SET_MOMENTUM,
                evaluate="set_momentum(1.0); evaluate(); set_momentum(0.1)"),
         set(),
+    ),
+    "batches fetched without gradients": (
+        _train(_NET + _LOADER + _FETCH, step="fetch(); loss_of(net).backward()"), set(),
     ),
     "compiled": (
         _train(_NET + "; compiled = torch.compile(net, backend='eager')", step="loss_of(compiled).backward()",
