@@ -141,14 +141,13 @@ class StepOrder:
 
     def _has_probe(self, owner: Any) -> bool:
         """Check whether the examined parameter belongs to an optimizer or to a module."""
-        probe = self._probe and self._probe()
-        if probe is None:
-            return True
         owned = self._owners.get(id(owner))
         if owned is None or owned[0]() is not owner:
             # Once per owner: a script calls this in each step.
+            probe, leader = self._probe and self._probe(), self._leader and self._leader()
+            ids = {id(p) for p in ([probe] if probe is not None else list_parameters(leader))}
             parameters = list_parameters(owner) if hasattr(owner, "param_groups") else owner.parameters()
-            owned = weakref.ref(owner), any(p is probe for p in parameters)
+            owned = weakref.ref(owner), not ids or any(id(p) in ids for p in parameters)
             if len(self._owners) < _MAX_OWNERS:
                 self._owners[id(owner)] = owned
         return owned[1]

@@ -48,6 +48,16 @@ _PROJECTED = """
         else:
             p.grad.copy_(grad / 2)
 """
+_FUSED = """
+optimizers = {p: torch.optim.SGD([p], 0.01) for p in net.parameters()}
+def step(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(step)
+for _ in range(60):
+    loss_of().backward()
+"""
 _RARELY = """
 optimizer = torch.optim.SGD(net[0].parameters(), 0.01)
 second = torch.optim.SGD(net[3].parameters(), 0.01)
@@ -200,6 +210,7 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "writes into cleared gradients": (
         _STEPS.format(first="", between=_PROJECTED.format(to_none=False), last=""), set(),
     ),
+    "steps each parameter within the backward pass": (_FUSED, set()),
     "never clears": (_STEPS.format(first="", between="", last=""), {"gradients-not-cleared"}),
     "clears too early": (
         _STEPS.format(first="", between="optimizer.zero_grad()", last=""),
