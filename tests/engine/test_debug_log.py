@@ -38,21 +38,40 @@ def test_a_folder_that_cannot_be_written_leaves_logging_off(tmp_path: Path) -> N
     assert log_line("info", tmp_path / "gone") == ""
 
 
-@pytest.mark.parametrize("level", [None, "info"])
-def test_the_processes_of_a_run_log_to_one_file(tmp_path: Path, level: str | None) -> None:
-    options = [] if level is None else ["--log-level", level]
-    job = ["--strategy", "single", "--devices", "cpu:1", "--set", "train.steps=2", "--runs", tmp_path]
-    rankdeck(*options, "train", "digits-mlp", *job, exit_code=0)
-    (run,) = list_folder(tmp_path)
+_EXPECTED_LINES = (
+    "I rankdeck.launch.guard: attempt 0: supervisor",
+    "I rankdeck.telemetry.sampler: reading 1 devices",
+    "I rankdeck.launch.supervisor: attempt 0: starting",
+    "I rankdeck.launch.guard: run ended: completed, exit code 0",
+)
+
+
+# The sampler starts after the rank: without the wait, the run may end before the sampler reads a device.
+_WAIT_FOR_SAMPLER = """
+import pathlib, sys, time
+
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    logs = pathlib.Path(sys.argv[1]).glob("*/logs/rankdeck.log")
+    if any(b"telemetry.sampler: reading" in log.read_bytes() for log in logs):
+        break
+    time.sleep(0.02)
+"""
+
+
+def test_the_processes_of_a_run_log_to_one_file(tmp_path: Path) -> None:
+    script, runs = tmp_path / "wait.py", tmp_path / "runs"
+    script.write_text(_WAIT_FOR_SAMPLER, encoding="utf-8")
+    rankdeck("--log-level", "info", "run", "--runs", runs, script, runs, exit_code=0)
+    (run,) = list_folder(runs)
     log = run.logs_folder / "rankdeck.log"
-    if level is None:
-        assert not log.exists()
-        return
     text = log.read_text(encoding="utf-8")
-    for expected in (
-        "I rankdeck.launch.guard: attempt 0: supervisor",
-        "I rankdeck.telemetry.sampler: reading 1 devices",
-        "I rankdeck.launch.supervisor: attempt 0: starting",
-        "I rankdeck.launch.guard: run ended: completed, exit code 0",
-    ):
-        assert expected in text
+    assert [line for line in _EXPECTED_LINES if line not in text] == []
+    assert "not polled for" not in text
+
+
+def test_a_run_writes_no_log_by_default(tmp_path: Path) -> None:
+    job = ["--strategy", "single", "--devices", "cpu:1", "--set", "train.steps=2", "--runs", tmp_path]
+    rankdeck("train", "digits-mlp", *job, exit_code=0)
+    (run,) = list_folder(tmp_path)
+    assert not (run.logs_folder / "rankdeck.log").exists()

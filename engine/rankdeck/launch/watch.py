@@ -86,14 +86,14 @@ class Watch:
         self._hang_state = HangState({})
 
     def prepare(self, num_slots: int) -> str:
-        """Create the heartbeat page and return its path. Call this before `start` if ranks need the path to
-        start."""
+        """Create the heartbeat page and return its path; call it before `start` if the ranks need the path."""
         self._page = HeartbeatPage(num_slots)
         return self._page.path
 
     def start(self, ranks: Sequence[RankProcess], world_size: int | None = None) -> None:
         """Start watching this host's `ranks`; the run has `world_size` ranks in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
+        self._polled_s = self._started_s
         self._num_ranks = world_size or len(ranks)
         if self._page is None:
             self.prepare(self._num_ranks)
