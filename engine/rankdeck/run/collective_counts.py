@@ -19,9 +19,10 @@ _MAX_SEARCHED = 64
 class CountDifference:
     """Ranks that have called a collective more or less often than the others since `step`.
 
-    `calls` are the numbers of calls of `name` in that step by rank, `totals` those of all calls up to
+    `calls` are the numbers of calls of `name` in that step by rank, `totals` those in all steps from it to
     `last_step`. `previous` is the number in the step before if that is the same on all ranks. `line`
-    ("file:line") is the line at which the number of calls changed, "" if unknown.
+    ("file:line") is the line at which the number of calls changed, "" if unknown. In `num_apart` of these
+    steps, the ranks called it differently often, in `num_together` equally often.
     """
 
     step: int
@@ -31,6 +32,8 @@ class CountDifference:
     totals: Mapping[int, int]
     previous: int | None
     line: str
+    num_apart: int
+    num_together: int
 
 
 @dataclass
@@ -72,6 +75,7 @@ class CollectiveComparison:
             return None
         last = min(counts.until for counts in self._ranks.values())
         totals: dict[int, Counter[str]] = {rank: Counter() for rank in self._ranks}
+        equal_totals: Counter[str] = Counter()
         start = self._equal_until + 1
         firsts = {first for counts in self._ranks.values() for first, _ in counts.changes}
         boundaries = sorted({start, last + 1, *(first for first in firsts if start < first <= last)})
@@ -81,11 +85,14 @@ class CollectiveComparison:
                 reached = {rank: totals[rank] + _times(calls[rank], step - begin + 1) for rank in self._ranks}
                 if _is_equal(reached):
                     self._equal_until = step
+                    equal_totals = next(iter(reached.values()))
             totals = reached
         if self._equal_until >= start:
             for counts in self._ranks.values():
                 counts.drop_before(self._equal_until)
-        return None if self._equal_until >= last else self._describe(last, totals)
+        if self._equal_until >= last:
+            return None
+        return self._describe(last, {rank: total - equal_totals for rank, total in totals.items()})
 
     def _describe(self, last: int, totals: Mapping[int, Counter[str]]) -> CountDifference | None:
         step = self._equal_until + 1
@@ -112,7 +119,21 @@ class CollectiveComparison:
             {rank: total[name] for rank, total in sorted(totals.items())},
             before_by_rank.pop() if step > 1 and len(before_by_rank) == 1 else None,
             line,
+            *self._count_steps(name, step, last),
         )
+
+    def _count_steps(self, name: str, step: int, last: int) -> tuple[int, int]:
+        """Return the numbers of steps in which the ranks called `name` differently and equally often."""
+        firsts = {first for counts in self._ranks.values() for first, _ in counts.changes}
+        boundaries = sorted({step, last + 1, *(first for first in firsts if step < first <= last)})
+        apart = together = 0
+        for begin, end in itertools.pairwise(boundaries):
+            numbers = {_by_name(counts.at(begin))[name] for counts in self._ranks.values()}
+            if len(numbers) > 1:
+                apart += end - begin
+            elif numbers != {0}:
+                together += end - begin
+        return apart, together
 
 
 def _searched_steps(begin: int, end: int) -> list[int]:

@@ -72,6 +72,9 @@ _HEALTHY: dict[str, tuple[str, str, str]] = {
     "before and after a step": (
         "rank == 0 or step % 7 or average()", "rank == 1 or step % 7 or average()", "",
     ),
+    "more steps between two": (
+        "step % (5 + rank) or average()", "", "rank == 0 or average()",
+    ),
     "groups of its own": ("average(); rank or average(alone)", "average(both)", ""),
     "one point to another": (
         "average()", "dist.send(net.weight.data, 1) if rank == 0 else dist.recv(net.weight.data, 0)", "",

@@ -103,7 +103,8 @@ def test_a_difference_names_the_collective_its_line_and_the_usual_number() -> No
     assert found is not None
     assert (found.step, found.last_step, found.name, found.previous) == (12, 20, "all_reduce", 2)
     assert found.line == "/w/t.py:9"
-    assert found.calls == {0: 2, 1: 1, 2: 2} and found.totals == {0: 40, 1: 39, 2: 40}
+    assert found.calls == {0: 2, 1: 1, 2: 2} and found.totals == {0: 18, 1: 17, 2: 18}
+    assert (found.num_apart, found.num_together) == (1, 8)
 
 
 def test_ranks_are_compared_only_once_all_have_reported() -> None:

@@ -9,9 +9,10 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.run.collective_counts import CountDifference
 
-_MIN_STEPS = 3
-"""Number of steps for which a difference must last: a rank may make a call just before a step that the others
-make just after it."""
+_MIN_RATIO = 3
+"""Minimum ratio between the steps since then with equal and with unequal numbers of calls: a rank may make a
+call just after a step that the others make just before it, or take more steps between two calls (federated
+averaging)."""
 
 
 def find_unequal_calls(context: RuleContext) -> Problem | None:
@@ -20,7 +21,7 @@ def find_unequal_calls(context: RuleContext) -> Problem | None:
     if attempt is None or attempt.started is None:
         return None
     difference = attempt.script.calls_by_step.find_difference(attempt.started.world_size)
-    if difference is None or difference.last_step - difference.step < _MIN_STEPS:
+    if difference is None or difference.num_together < _MIN_RATIO * difference.num_apart:
         return None
     # Ranks that skipped steps alone count their steps differently.
     if len({observation.skipped for observation in script.observations.values()}) > 1:
@@ -72,9 +73,10 @@ def _totals(difference: CountDifference) -> Evidence:
     )
     return Evidence(
         phrase(
-            "calls of {name} up to step {step}: {totals}",
+            "calls of {name} from step {step} to step {last}: {totals}",
             name=difference.name,
-            step=difference.last_step,
+            step=difference.step,
+            last=difference.last_step,
             totals=totals,
         )
     )
