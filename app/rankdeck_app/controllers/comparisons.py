@@ -91,7 +91,8 @@ class Comparisons(QObject):
     # Opening
 
     def open_comparison(self, runs: Iterable[Path | RunRef]) -> ComparePage | None:
-        """Compare runs, with the first run as the baseline. Reuse a tab that compares the same runs."""
+        """Compare runs, with the first run as the baseline. If a tab already compares the same runs, show
+        that tab."""
         ats = list(dict.fromkeys(run if isinstance(run, RunRef) else RunRef(run.absolute()) for run in runs))
         if not ats:
             return None
@@ -209,7 +210,8 @@ class Comparisons(QObject):
     ) -> None:
         """Show a list of runs that stays open; choosing a run toggles its check mark.
 
-        The first row calls `act` with the checked runs, or says how many more runs must be checked.
+        The runs `chosen` are checked initially; if `is_adding` is True, they are left out of the list. The
+        first row calls `act` with the checked runs, or asks for more runs if too few are checked.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 

@@ -21,8 +21,8 @@ POLL_INTERVAL_MS = 100
 
 
 class RestoredTabs(QObject):
-    """Reader for the runs of restored tabs. `kind` is the page kind of runs; `runs` lists the existing runs,
-    so that the window's thread need not read the disk."""
+    """Reader for the runs of restored tabs. `kind` is the kind of the pages that show runs; `runs` is the
+    list of existing runs, so that the window's thread need not read the disk."""
 
     def __init__(
         self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject

@@ -37,7 +37,7 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class _AlertState:
-    """State of an open run's alerts, kept from one check to the next."""
+    """State of an open run's alerts that is carried over from one check to the next."""
 
     def __init__(self) -> None:
         self.imbalance = ImbalanceAlert()

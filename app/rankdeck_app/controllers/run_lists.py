@@ -1,6 +1,6 @@
 """Connects the run lists (the Runs page and the side bar) to tabs and commands.
 
-A click previews a run: its dashboard opens in the group beside the Runs page (or, after a click in the side
+A click previews a run: its dashboard opens in the group next to the Runs page (or, after a click in the side
 bar, in the active group), and the next click replaces that preview. A double click or Enter opens the run.
 The layout of the page's table is stored per workspace folder.
 """

@@ -107,7 +107,8 @@ class Session:
         self.scripts.scan()
 
     def step_movement(self, card: StrategySpec) -> StepMovement:
-        """Return the StepMovement of the draft with this strategy, created on first use and then shared."""
+        """Return the StepMovement of the draft with the strategy `card`, created on first use and then
+        shared."""
         if card.name not in self._step_movements:
             self._step_movements[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
         return self._step_movements[card.name]

@@ -265,8 +265,8 @@ class AppCommands:
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
-        """Set the draft's strategy; `options`, if given, replace the strategy options that the draft would
-        otherwise keep."""
+        """Set the draft's strategy to `name`. Unless `options` is None, it replaces the strategy options that
+        the draft would otherwise keep."""
         self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:
