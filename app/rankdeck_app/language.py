@@ -54,7 +54,7 @@ def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -
         return _fill(_lookup(message.template), message.template, values)
     if phrases is None or (source := phrases.get(message)) is None:
         return message
-    # Without itself, or a text that contains itself would never end.
+    # Leave out the message itself, because a text that contains itself would never end.
     rest = {text: phrase_source for text, phrase_source in phrases.items() if text != message}
     values = {
         name: translate(value, rest) if isinstance(value, str) else value
@@ -188,7 +188,7 @@ def _load_translators(file: Path | None) -> list[QTranslator]:
     return [ours, *([qts] if qts.load(f"qtbase_{_language_code(file)}", folder) else [])]
 
 
-# The made-up language
+# The test language
 
 _ACCENTED = str.maketrans(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",

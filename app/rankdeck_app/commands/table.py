@@ -91,8 +91,7 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """Parse a `when` condition such as "zenMode && !paletteOpen" into a dict from each fact to its required
-    value."""
+    """Parse a `when` condition such as "zenMode && !paletteOpen" into the required value of each fact."""
     # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
     assert all(map(_CONTEXT_KEY.fullmatch, facts)), (

@@ -34,8 +34,8 @@ def card_of(page: Page | None) -> ChartCard | None:
 
 
 class ChartCommands:
-    """The chart commands. They maintain the facts `activeCards` (the active tab has cards) and `activeChart`
-    (the active tab has a chart, on a card or on its own)."""
+    """The chart commands. They maintain the context facts `activeCards` (the active tab has cards) and
+    `activeChart` (the active tab has a chart, on a card or on its own)."""
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports

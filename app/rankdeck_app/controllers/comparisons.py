@@ -104,7 +104,7 @@ class Comparisons(QObject):
         return page
 
     def add(self, ats: Sequence[RunRef]) -> None:
-        """Add runs to the current comparison, or to a new one."""
+        """Add runs to the current comparison, or to a new one if there is none."""
         pages = self._open_pages()
         if not pages:
             self.open_comparison(ats)
@@ -196,7 +196,7 @@ class Comparisons(QObject):
         self._pick_runs([RunRef(path)], question, self.open_comparison)
 
     def _pick_more(self, page: ComparePage) -> None:
-        add = partial(self._add_to_page, page.page_id)  # the palette keeps it, and must not keep the page
+        add = partial(self._add_to_page, page.page_id)  # the palette stores it: it must not refer to the page
         self._pick_runs(page.comparing.refs, tr("Add runs"), add, is_adding=True)
 
     def _add_to_page(self, page_id: str, ats: Sequence[RunRef]) -> None:
@@ -252,7 +252,7 @@ class Comparisons(QObject):
         if page is not None:
             self._pick_more(page)
 
-    # As a page
+    # Exporting
 
     def _save_active(self) -> None:
         page = self._active_page()

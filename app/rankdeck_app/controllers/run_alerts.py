@@ -84,7 +84,7 @@ class RunAlerts(QObject):
             self._postponed.add(run)
             if not self._timer.isActive():
                 self._timer.start()
-        # The past has its own alert: the present one's history must not mix with it.
+        # An earlier time gets its own alert, so as not to mix with the history of the present one.
         if viewed is not run:
             self._list_imbalance(run, _imbalance_problem(viewed, ImbalanceAlert()))
             return

@@ -154,7 +154,7 @@ class RunTabs(QObject):
         if run is self.current:
             self._set_current(None)
 
-    # The active one
+    # The active run
 
     def active(self) -> LiveRun | None:
         """Return the run of the active tab."""
@@ -206,7 +206,7 @@ class RunTabs(QObject):
         elif not self._status_timer.isActive():
             self._status_timer.start()
 
-    # Acting on it
+    # Actions on runs
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to stop; a toast reports a failure."""
@@ -272,7 +272,7 @@ class RunTabs(QObject):
     def copy_paths(self, paths: Sequence[Path]) -> None:
         QGuiApplication.clipboard().setText("\n".join(map(str, paths)))
 
-    # What the frame shows
+    # Parts of the frame that show the current run
 
     def _list_problems(self, run: LiveRun) -> None:
         """List the run's problems at the viewed time."""

@@ -121,7 +121,7 @@ class Session:
         """
         text = preset.path.read_text(encoding="utf-8")
         self.draft.replace(text, folder=preset.path.parent, stem=preset.name, origin=preset.name)
-        changes: dict[KeyPath, object] = {("name",): None}  # a run is called by what it is, not by its preset
+        changes: dict[KeyPath, object] = {("name",): None}  # the run must not be named after its preset
         if self.draft.value(("devices",)) is None:
             changes["devices", "use"] = default_devices(preset.strategy, self.gpus.devices)
         self.draft.set_values(changes)

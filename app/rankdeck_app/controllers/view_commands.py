@@ -150,7 +150,7 @@ class AppCommands:
             Command("welcome.show", phrase("Help: Welcome"), welcome, menu="Help/1_start"),
         ]
 
-    # What quick open lists
+    # Items of quick open
 
     def providers(self) -> list[QuickProvider]:
         return [self.run_items, self.scripts.items, self.preset_items, self.file_items]
@@ -205,7 +205,7 @@ class AppCommands:
             self._files = {folder: files}
             self.window.command_palette.refresh_quick_open()
 
-    # What views ask for
+    # Actions that views request
 
     def launch(self) -> None:
         """Launch the script if a script is chosen, otherwise the draft."""
