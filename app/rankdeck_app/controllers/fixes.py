@@ -214,7 +214,8 @@ class Fixes(QObject):
         return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Resume with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
-        """Show the selected problem's fix over the memory bars of its run; with None, hide the preview."""
+        """Show the selected problem's fix over the memory bars of its run; if `entry` is None, hide the
+        preview."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
             self._session.fix_plans.hide()

@@ -264,8 +264,8 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Open a starting page for a launch; the run's tab replaces it later. For other launches, such as
-        that of a race, `show` opens the tab."""
+        """Open a starting page for a launch; the run's tab replaces it later. If something other than a run
+        is launched, such as a race, `show` opens its tab."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
         # Before the page is opened: _make_page looks the launch up.

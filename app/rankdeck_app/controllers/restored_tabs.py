@@ -54,7 +54,8 @@ class RestoredTabs(QObject):
         ]
 
     def _poll(self) -> None:
-        """Drain the readers, and start reading the next run once the previous one has been read."""
+        """Process what the readers have read, and start reading the next run once the previous one has been
+        read."""
         for path, run in self._acquired_runs.items():
             if run.drain():
                 tone = OUTCOME_TONES.get(run.outcome or "running", "descriptionForeground")

@@ -32,7 +32,8 @@ _TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
-    """The app's commands and the methods that implement them; the views' signals call the methods too."""
+    """The app's commands and the methods that implement them; the views' signals are connected to the methods
+    too."""
 
     def __init__(
         self,
