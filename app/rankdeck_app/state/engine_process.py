@@ -351,7 +351,7 @@ class Engine(QObject):
 
     def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
         """Start the next attempt of an ended run; a script is run again as a new run. `options` change the
-        run's configuration. The caller has checked that the run's code is trusted."""
+        run's configuration. The caller must have checked that the run's code is trusted."""
         arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
