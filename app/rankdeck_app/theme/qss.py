@@ -1,6 +1,6 @@
-"""Holds the app's only style sheet: everything that Fusion and a palette cannot express.
+"""Builds the app's only style sheet: everything that Fusion and a palette cannot express.
 
-Widgets choose a look by property, never by a style sheet of their own:
+A widget's look is set by style properties, never by a style sheet of its own:
 
     QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (unset: the secondary look)
                  flush = "true"                      aligns a link or quiet button with the text

@@ -311,8 +311,8 @@ def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
 
 
 def _fill_missing(colors: dict[str, str], kind: str) -> dict[str, str]:
-    """Fill in missing colours. High-contrast themes get our own colours, because mixed colours would lose
-    contrast."""
+    """Fill in missing colours. In a high-contrast theme, colours that would be blended from others are copied
+    from our own theme instead, because blending reduces contrast."""
     base, full = BASE_COLORS[kind], dict(colors)
     mixes = kind in ("dark", "light")
 

@@ -42,7 +42,8 @@ _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "di
 
 
 class _LineDelegate(ListRowDelegate):
-    """Paints a line's time, source ("[rank 0]") and text in monospace, and highlights search matches."""
+    """Delegate that paints a line's time, source ("[rank 0]") and text in a monospace font, and highlights
+    search matches."""
 
     search: LineSearch | None = None
 

@@ -24,7 +24,7 @@ from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
 class _RunFilter(QSortFilterProxyModel):
-    """Filters runs by the search text; archived runs are shown only if the search asks for them."""
+    """Filter of runs by the search text. Archived runs are shown only if the search asks for them."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)

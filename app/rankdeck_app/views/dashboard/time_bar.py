@@ -1,6 +1,7 @@
 """The bar below the dashboard: a time slider, a play button, and a button that returns to the present.
 
-Beside the slider is the requested time, marked "reading…" until the run's state at that time has been read.
+The requested time is shown next to the slider, marked "reading…" until the run's state at that time has been
+read.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def table(gpus: Gpus, span_s: float) -> MetricTableData:
 
 
 def scale_max(gpus: Gpus, metric: str) -> float:
-    """Return the upper end of a metric's scale for all devices: the highest limit or current value."""
+    """Return the upper end of a metric's scale, the same for all devices: the highest limit, or a tenth above
+    the highest current value if that is higher."""
     limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     # A tenth above the values, so that a curve at its maximum stays visible below the edge.

@@ -122,7 +122,8 @@ class DevicesSection(QWidget):
                 group.refresh()
 
     def set_usages(self, kind: str, usages: Mapping[str, Usage]) -> None:
-        """Set the current run's memory use per host; the key "" stands for the host of a single-host run."""
+        """Set the current run's memory use per host; the key "" is the host of a single-host run. `kind` is
+        the kind of the run's devices: "gpu" or "virtual", "" if there is no live run."""
         self._usages = kind, usages
         self.local_devices.set_usage(kind, usages.get("", {}))
         for name, group in self.groups.items():

@@ -198,7 +198,7 @@ class ScriptSection(QWidget):
         self._set(ranks=self.num_gpus())
 
     def num_gpus(self) -> int:
-        """Return the number of selected GPUs, or 1 if it is unknown."""
+        """Return the number of selected GPUs, but at least 1."""
         use = self._script.form.devices
         if use == "gpu:all":
             return max(1, len(self._gpus.physical_gpus))

@@ -41,7 +41,7 @@ class RaceTable(RowList):
 
     def set_rows(self, rows: Sequence[RaceRow]) -> None:
         """Update the rows. The running entry is current until the user presses a key, clicks or scrolls; from
-        then on, the current row and the scroll position are kept, even if rows are reordered."""
+        then on, the current row and the scroll position do not change, even if rows are reordered."""
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = max_step_s(rows)
         drawn = end_s, max(map(name_width, rows), default=0)
@@ -211,7 +211,8 @@ class RaceColumns:
 
 
 class RaceRowDelegate(RowListDelegate):
-    """Paints the RaceRow stored in DATA_ROLE; `end_s` is the upper end of the step time scale."""
+    """Delegate that paints the RaceRow stored in DATA_ROLE; `end_s` is the upper end of the step time
+    scale."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
