@@ -178,7 +178,8 @@ class Theme(QObject):
     def font(px: int = 12, bold: bool = False, mono: bool = False) -> QFont:
         """Return a font: 12 px for text, 11 px for secondary text, `mono` for numbers and output.
 
-        Digits have equal width, so that numbers do not jump when they change. The object is shared.
+        Digits have equal width, so that numbers do not jump when they change. The font is shared: copy it
+        before changing it.
         """
         font = QFont()
         font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)

@@ -95,7 +95,7 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run, followed while the view is visible. `set_path` sets the run's folder; None empties the
+    """Output of a run, updated while the view is visible. `set_path` sets the run's folder; None empties the
     view."""
 
     follow_changed = Signal(bool)

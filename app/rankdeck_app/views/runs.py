@@ -45,7 +45,7 @@ class _RunFilter(QSortFilterProxyModel):
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
         source = self.sourceModel()
         info: RunInfo = source.index(row, 0).data(RunsModel.InfoRole)
-        while info.entry_of is not None:  # an entry is shown if its race is, which is above it
+        while info.entry_of is not None:  # entries follow their race, which must be expanded and shown
             if info.entry_of not in self.expanded_races:
                 return False
             row -= 1

@@ -200,7 +200,7 @@ class RunsPage(Page):
                 return True
         return False
 
-    # What stays
+    # Saved layout
 
     def table_state(self) -> dict[str, Any]:
         """Return the table's layout as JSON values."""

@@ -315,7 +315,7 @@ _RING_FORMULAS: dict[str, tuple[str, Callable[[int], float]]] = {
 
 
 def step_mark_text(mark: StepMark, data: StepDrawingData) -> str:
-    """Return a mark's meaning, bytes and devices; for a transfer, also the strategy's formula."""
+    """Return a text with a mark's meaning, bytes and devices; for a transfer, also the strategy's formula."""
     first = mark.operations[0] if mark.operations else None
     if isinstance(first, Transfer):
         return "\n".join(filter(None, (_line_text(mark, first, data.labels), data.formula)))

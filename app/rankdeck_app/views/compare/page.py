@@ -126,7 +126,7 @@ class ComparePage(Page):
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # so that arrow keys scroll
         return area
 
-    # What it shows
+    # Contents
 
     def add(self, ats: list[RunRef]) -> None:
         """Add runs, and tell the user which of them were refused."""

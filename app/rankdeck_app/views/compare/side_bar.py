@@ -163,7 +163,7 @@ class CompareView(SideBarView):
             signal.connect(lambda index: self._actions["open"](self._recent.comparisons[index.row()]))
         self._size_lists()
 
-    # What is on show
+    # Contents
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
         """Show `comparing`: the comparison in the comparison tab that was last active."""
@@ -210,7 +210,7 @@ class CompareView(SideBarView):
     def _size_lists(self) -> None:
         self.candidate_list.setFixedHeight(ROW_HEIGHT * max(1, min(_MAX_VISIBLE, self.proxy.rowCount())))
 
-    # Acting on it
+    # Actions
 
     def _add(self, path: Any) -> None:
         # A desktop that activates rows with a single click emits both `clicked` and `activated`.

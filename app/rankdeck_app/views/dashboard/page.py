@@ -223,7 +223,7 @@ class RunPage(Page):
         # takes its data.
         if self.isVisible():
             self._mark_aged()
-            is_news = bool(self._pending & RunChange.STATE)  # which is said with the buttons beside the tab
+            is_news = bool(self._pending & RunChange.STATE)  # the tab and its buttons show it already
             is_due = (is_news or not self._should_postpone("cards", began_s)) and self._is_draw_due()
             if is_due:
                 self._refresh()

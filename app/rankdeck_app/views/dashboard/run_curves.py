@@ -1,6 +1,6 @@
 """Builds the curves over steps and the logged metrics of a run: plain functions, no widgets.
 
-For an empty curve, `empty_reason` returns a one-line explanation of why there is no data.
+If a curve is empty, `empty_reason` returns a one-line explanation.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class SummaryPanel(QWidget):
             height += min(full_height, max(_MIN_BODY_HEIGHT, self._available_height)) + 10
         self.setFixedHeight(height)
 
-    # What it shows
+    # Contents
 
     def _fill(self, report: RunReport) -> None:
         clear_layout(self._flow)

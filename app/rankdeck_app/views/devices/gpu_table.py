@@ -97,7 +97,8 @@ def _cell(gpus: Gpus, gpu: GpuStatus, metric: str, top: float = 0.0, is_hot: boo
 
 
 # Short texts for readings, devices and their users, each with a tone: "" | muted | hot.  An unknown value
-# says why: n/a (the device has no such reading), error, or a dash before the first answer; never a zero.
+# shows the reason, never a zero: n/a (the device has no such reading), error, or a dash before the first
+# answer.
 
 MEASURED, SIMULATED = tr_noop("measured on GPU"), tr_noop("simulated devices")
 HOT_C = 90.0

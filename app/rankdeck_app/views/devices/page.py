@@ -137,7 +137,7 @@ class DevicesPage(Page):
         self.span_buttons.addButton(button)
         return button
 
-    # What is shown
+    # Contents
 
     @property
     def selected_gpu(self) -> GpuStatus | None:

@@ -129,7 +129,7 @@ class DevicesSection(QWidget):
         for name, group in self.groups.items():
             group.devices.set_usage(kind, usages.get(name, {}))
 
-    # What is wrong
+    # Problems
 
     def find_widget(self, problem: Problem | None) -> QWidget | None:
         """Return the widget in which a problem can be fixed, or None if there is no such widget."""

@@ -116,7 +116,7 @@ class RaceHeader(QWidget):
 
 
 # Paints an entry of a race: position, name, a bar of its step time, memory, bytes, losses.  The bar's length
-# is the median step time on a shared scale, with a line over the range of eight of ten steps; below it the
+# is the median step time on a shared scale, with a line over the range of 80 % of the steps; below it, the
 # prediction is drawn in the same way, with its range.
 
 ROW_HEIGHT = 44
