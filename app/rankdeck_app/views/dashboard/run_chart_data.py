@@ -145,7 +145,7 @@ def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
 
 
 def _measured_step_text(run: RunView) -> tuple[str, str]:
-    """Return a long and a short text that say when the memory was measured."""
+    """Return a long and a short text about the step or time at which the memory was measured."""
     if all(run.device_memory(device) is None for device in run.devices):
         return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))

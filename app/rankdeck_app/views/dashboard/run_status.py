@@ -91,7 +91,7 @@ def _imbalance_stats(run: RunView) -> list[Stat]:
 # The banner
 
 Headline = tuple[str, str, str]
-"""(tone, message, advice); tones are info, warning and error."""
+"""A tuple (tone, message, advice); the tone is "info", "warning" or "error"."""
 
 
 def headline(run: RunView) -> Headline | None:

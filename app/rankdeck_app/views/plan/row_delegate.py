@@ -109,7 +109,8 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Return the indices of the bars to label, at the smallest power-of-two step that keeps labels apart."""
+    """Return the indices of the bars to label: every bar or, if labels would overlap, every second, fourth,
+    …"""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:

@@ -134,7 +134,7 @@ COLUMN_TITLES = {
     "sent": tr_noop("Sent per step"),
     "losses": tr_noop("Losses"),
 }
-"""Column titles by key; if times were predicted, the bar column uses "planned" instead of "bar"."""
+"""Column titles by key; if times were predicted, the bar column has the title of "planned", not of "bar"."""
 
 
 @cache
