@@ -109,8 +109,8 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Return the indices of the bars to label: every bar or, if labels would overlap, every second, fourth,
-    …"""
+    """Return the indices of the bars to label: every bar or, if labels would overlap, only every second bar,
+    every fourth and so on."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
