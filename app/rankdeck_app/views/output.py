@@ -42,7 +42,8 @@ _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "di
 
 
 class _LineDelegate(ListRowDelegate):
-    """Paints a line's time, source ("[rank 0]") and text in monospace, and highlights search matches."""
+    """Delegate that paints a line's time, source ("[rank 0]") and text in a monospace font, and highlights
+    search matches."""
 
     search: LineSearch | None = None
 
@@ -94,7 +95,7 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run, followed while the view is visible. `set_path` sets the run's folder; None empties the
+    """Output of a run, updated while the view is visible. `set_path` sets the run's folder; None empties the
     view."""
 
     follow_changed = Signal(bool)

@@ -112,7 +112,7 @@ def _capitalize(note: str) -> str:
 
 
 def difference_table(comparison: Comparison) -> ComparisonTableData:
-    """Return the differing configuration keys, then the other differences."""
+    """Return a table of the configuration keys that differ, followed by the runs' other differences."""
     lines: list[ComparisonLine] = []
     for heading, rows in (
         (tr("Configuration"), comparison.config_differences),

@@ -180,7 +180,7 @@ class ScriptSection(QWidget):
         self._folder.scan()
         self._script.recheck()
 
-    # Changing it
+    # Changing the draft
 
     def _set(self, **values: object) -> None:
         self._script.set_fields(**values)
@@ -198,13 +198,13 @@ class ScriptSection(QWidget):
         self._set(ranks=self.num_gpus())
 
     def num_gpus(self) -> int:
-        """Return the number of selected GPUs, or 1 if it is unknown."""
+        """Return the number of selected GPUs, but at least 1."""
         use = self._script.form.devices
         if use == "gpu:all":
             return max(1, len(self._gpus.physical_gpus))
         return max(1, len([name for name in use.removeprefix("gpu:").split(",") if name]))
 
-    # Showing it
+    # Showing the draft
 
     def refresh(self) -> None:
         form, script = self._script.form, self._script

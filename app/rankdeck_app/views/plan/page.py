@@ -1,8 +1,8 @@
 """The plan page: the memory that every strategy would need on every device, before anything starts.
 
 Results arrive one by one and are updated when the form changes; a click on a row selects its strategy for the
-draft. A plan for GPUs that the machine does not have is kept separate and does not affect the estimate beside
-the Launch button. Read state/plan.py first, then table.py.
+draft. A plan for GPUs that the machine does not have is separate and does not affect the estimate in the
+footer of the side bar. Read state/plan.py first, then table.py.
 """
 
 from __future__ import annotations
