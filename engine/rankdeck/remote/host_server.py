@@ -97,7 +97,7 @@ class HostServer:
         self._last_scan_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client is gone."""
+        """Serve requests until the client disconnects or has been silent for too long."""
         read_end, write_end = self._pipe_fds
         for handle in self._pipe_fds:
             os.set_blocking(handle, False)

@@ -28,9 +28,9 @@ _MAX_STDERR_BYTES = 1 << 14
 
 
 class HostLink:
-    """Connection to a host, identified by its ssh name. If the host is known to be reachable
-    (`is_reachable`), a failed first connection is retried too.
+    """Connection to the host with the ssh name `host`.
 
+    `is_reachable` means that the host has been reached before, so even a failed first connection is retried.
     `on_message` is called with each message. `on_up` is called whenever a connection is established, because
     requests made through the previous pipe must be repeated.
     """

@@ -49,7 +49,7 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 
 def pack(config: RunConfig) -> bytes:
-    """Return the archive; the same contents give the same bytes.
+    """Return the archive of a configuration and its code; the same contents give the same bytes.
 
     Raises:
         ConfigError: there is too much code, or some of it is outside the configuration's folder.

@@ -55,7 +55,7 @@ class StepCurves:
         # A sixtieth of the run, so that the line is smooth and still follows the loss.
         self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
         if loss_before is not None:
-            # With the weight of as many values as steps are done, so no other state has to be kept.
+            # Weighted like an average of one value per finished step, so no other state has to be stored.
             self._averages.resume_from(0, loss_before, after)
 
     def series_of(self, name: str) -> Series | None:
