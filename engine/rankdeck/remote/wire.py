@@ -1,4 +1,4 @@
-"""Messages sent through the pipe to a host: a JSON header on a line, then as many raw bytes as the header
+"""Define the messages in the pipe to a host: a JSON header on a line, then as many raw bytes as the header
 specifies.
 
 The client (local end) sends requests, the server (remote end) answers and reports. Neither trusts the other:

@@ -90,7 +90,7 @@ class ScriptState:
 
     @property
     def anomalies(self) -> Mapping[str, Mapping[int, Sequence[events.Anomaly]]]:
-        """What looked wrong in the newest observed attempt, by code and rank."""
+        """Anomalies that were reported in the newest observed attempt, by code and rank."""
         return self._latest_attempt.script.anomalies if self._latest_attempt is not None else {}
 
     @property
@@ -153,13 +153,13 @@ class ScriptState:
 
     @property
     def script_status(self) -> int | None:
-        """The script's exit status as a shell reports it; None while it runs."""
+        """The script's exit status as a shell reports it; None while the script is running."""
         ended = self._script_attempts[-1].ended if self._script_attempts else None
         return None if ended is None else ended.script_status
 
     @property
     def num_cut_names(self) -> int:
-        """Number of metric names whose logged values are not kept."""
+        """Number of metric names whose logged values are not stored."""
         return max((attempt.script.metrics.num_cut_names for attempt in self._get_attempts()), default=0)
 
     @property

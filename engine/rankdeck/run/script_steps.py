@@ -44,7 +44,7 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps held for all ranks together; every rank may hold `_MIN_ROWS` in any case."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step, or the step's duration if that is longer."""
+"""Maximum gap between two ranks' end times of a shared step; for a longer step, the step's duration."""
 _MAX_JOIN = 1 << 16
 
 
@@ -253,7 +253,7 @@ class ScriptReports:
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
     metrics: LoggedMetrics = field(default_factory=LoggedMetrics)
     anomalies: dict[str, dict[int, list[events.Anomaly]]] = field(default_factory=dict)
-    """What looked wrong, by code and rank."""
+    """Reported anomalies, by code and rank."""
     weights: ScriptWeights = field(default_factory=ScriptWeights)
     calls_by_step: CollectiveComparison = field(default_factory=CollectiveComparison)
 

@@ -40,8 +40,8 @@ class Window(NamedTuple):
 
 
 class ColumnBuffer:
-    """Arrays of shape (rows, columns); each append adds the same number of columns to all of them. With a
-    `capacity`, only the newest columns are held; `first` is the absolute index of the oldest column held."""
+    """Arrays of shape (rows, columns); each append adds the same number of columns to all of them. If
+    `capacity` is set, only the newest columns are held; `first` is the absolute index of the oldest."""
 
     def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
         self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
