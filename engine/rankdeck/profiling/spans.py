@@ -212,7 +212,7 @@ class SpanRecorder:
     def take_samples(
         self, rank: int, device_indices: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
-        """Yield the samples whose times are known, each with the seconds that recording its marks took.
+        """Yield each sample whose times are known, with the seconds that recording its spans took.
 
         If `wait` is true, wait until the times of all samples are known. `device_indices` lists the indices
         of the rank's devices within the run.

@@ -2,8 +2,8 @@
 
 The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
 the first connection is an error; later connections are retried for as long as the owner polls. The link sends
-its own pings to measure how old the received data is, because ssh notices a lost connection only after a
-quarter of a minute.
+its own pings to measure how old the received data is, because ssh notices a lost connection only after
+about 15 seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HostLink:
         return self._is_up
 
     def age_s(self) -> float:
-        """Return the age of the latest answered ping in seconds."""
+        """Return how many seconds ago the latest answered ping was sent."""
         return time.monotonic() - self._last_answer_s
 
     def send(self, message: wire.Message, body: bytes = b"") -> None:

@@ -2,7 +2,7 @@
 
 The code consists of the files in the configuration's folder that git tracks or would add; without git, of the
 Python files and the lock file. Large files are left out: data is never copied. The unpacked folder is named
-after the archive's hash, so that the same code is stored only once. It is kept as long as the configuration
+after the archive's hash, so that the same code is stored only once. It remains as long as the configuration
 of a run on that host names it, since the run may be resumed at any time, and for a month longer.
 """
 

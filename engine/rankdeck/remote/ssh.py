@@ -130,7 +130,7 @@ def _is_private_folder(folder: Path) -> bool:
 
 
 def connection_error(host: str, code: int | None, lines: Sequence[str]) -> MachineError:
-    """Return the error for a failed connection, given ssh's exit code and output lines."""
+    """Return the error for a failed connection, based on ssh's exit code and output lines."""
     output = "\n".join(lines)
     # The status of a shell for a missing command, with which _SERVE_SCRIPT exits too.
     if code == 127:

@@ -1,4 +1,4 @@
-"""Hold the state of one attempt of a run, built from the attempt's files, which may be read in any order.
+"""Store the state of one attempt of a run, built from the attempt's files, which may be read in any order.
 
 Only `cut` depends on another attempt: steps that a later attempt trains again are superseded and discarded.
 run_state.py combines the attempts.

@@ -1,4 +1,4 @@
-"""Keep the warning about ranks that make no progress, until the ranks continue or the run ends.
+"""Store the warning about ranks that make no progress, until the ranks continue or the run ends.
 
 The supervisor warns once for each location where ranks hang (launch/watch.py). A later step, evaluation,
 checkpoint or new phase of a rank is progress. attempt.py stores both the warning and the time of the last

@@ -1,4 +1,4 @@
-"""Keep the values that a script has logged (events.Metrics): a curve per name, by the script's own step
+"""Store the values that a script has logged (events.Metrics): a curve per name, by the script's own step
 count.
 
 If the script gives no steps, or restarts its count (for example in every epoch), its values are drawn against

@@ -184,7 +184,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 if all entries completed and no losses differ unexpectedly, else 1."""
+        """Exit code of a race: 0 if all entries completed and no losses differ unexpectedly, else 1."""
         good = all(
             entry.state == COMPLETED and (entry.agreement is None or entry.agreement.verdict != DIFFERS)
             for entry in self.entries

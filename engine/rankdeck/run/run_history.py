@@ -39,7 +39,7 @@ class _ReadPosition:
     """Position reached in each file, and the run state that results from the events before it.
 
     A read up to some time can start from this position if that time is not before `last_event_time`.
-    `pending` holds the events of each file that were read but are later than the requested time.
+    `pending` contains the events of each file that were read but are later than the requested time.
     """
 
     state: RunState = field(default_factory=RunState)

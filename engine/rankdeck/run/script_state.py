@@ -1,4 +1,4 @@
-"""Hold the observations of a user script across all attempts of its run; `RunState.script` is a
+"""Collect the observations of a user script across all attempts of its run; `RunState.script` is a
 `ScriptState`.
 
 A configured run is not observed: `is_observed` is False and everything except its metrics is empty or None.
@@ -39,8 +39,7 @@ class ScriptMetric:
     attempts: Sequence[LoggedMetric] = field(repr=False, default=())
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """Return (steps, Unix times, values) of the points that are still held individually, as they were
-        logged."""
+        """Return (steps, Unix times, values) of the logged points that are still stored individually."""
         steps, times, values = zip(*(metric.points() for metric in self.attempts), strict=True)
         return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 

@@ -1,4 +1,4 @@
-"""Hold the step rows of one attempt in bounded memory.
+"""Store the step rows of one attempt in bounded memory.
 
 Rows are (columns, steps) arrays of doubles with NaN for unknown values. step_blocks.py and script_steps.py
 make the rows, and attempt_rows.py reads them.
@@ -15,7 +15,7 @@ from rankdeck.run.series import ColumnBuffer, Floats
 
 # 12 MB instead of 48 for a million steps.
 MAX_ROWS = 1 << 18
-"""Maximum number of an attempt's rows held individually; older rows are reduced to marks and bins
+"""Maximum number of an attempt's rows stored individually; older rows are reduced to marks and bins
 (StepTable)."""
 
 

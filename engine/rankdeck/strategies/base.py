@@ -83,7 +83,7 @@ class Setup:
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
     `build` needs samples. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
-    updates so far)`. `analysis` holds findings about the model, possibly from an earlier build.
+    updates so far)`. `analysis` contains findings about the model, possibly from an earlier build.
     """
 
     options: Options
