@@ -20,7 +20,7 @@ _MAX_OUTPUT_BYTES = 1 << 20
 
 
 class CommandResult(msgspec.Struct):
-    """JSON result of a command that starts a run: the run's location, or the problems that prevented it.
+    """JSON result of a command that starts a run: the run's location, or the problems if it did not start.
 
     `place` is the address at which other hosts join the run.
     """

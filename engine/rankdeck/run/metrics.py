@@ -161,7 +161,7 @@ class LoggedMetrics:
 
     @property
     def num_cut_names(self) -> int:
-        """Number of names whose values are not stored: too long names, and names beyond MAX_NAMES."""
+        """Number of names whose values are not stored: overlong names, and names beyond MAX_NAMES."""
         return len(self._cut_keys)
 
     def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:

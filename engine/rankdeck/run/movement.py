@@ -69,8 +69,8 @@ class Movement(msgspec.Struct):
         return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Return the peers of rank `rank` that correspond to `peers` of rank `same`; the peers of both ranks
-        differ from them along the same mesh axes."""
+        """Return the peers of rank `rank` that correspond to `peers` of rank `same`: the peers of both ranks
+        are along the same mesh axes."""
         coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
         base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
         varies = [

@@ -186,8 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """One line of clocks.jsonl: the clock of `host` is `ahead_s` ahead of the first host's clock, from the
-    time at which it shows `since`."""
+    """One line of clocks.jsonl: the clock of `host` is `ahead_s` ahead of the first host's clock. This is
+    valid from `since` on, a time on the clock of `host`."""
 
     attempt: int
     host: str

@@ -164,7 +164,7 @@ class Strategy(ABC):
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the size of the smallest forward pass if this rank processes `num_samples` samples."""
+        """Return the smallest batch size of a forward pass when this rank processes `num_samples` samples."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
@@ -275,7 +275,7 @@ class Strategy(ABC):
         return moved
 
     def compute(self, forward: Callable[..., Any], batch: Batch, scale: float | Tensor) -> LossSum:
-        """Run forward pass, loss and backward pass of one batch on this device; gradients accumulate."""
+        """Run the forward pass, loss and backward pass of one batch on this device; gradients accumulate."""
         inputs, targets = self.to_device(batch)
         with self.autocast():
             with self.spans.phase(0, "forward"):
@@ -291,8 +291,8 @@ class Strategy(ABC):
     def compute_heldout(
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
-        """Run forward pass and loss of a batch in eval mode. If `runs_on_all_ranks` is true, a rank without
-        valid samples also runs the forward pass, because it communicates, and discards its sums."""
+        """Run the forward pass and loss of a batch in eval mode. If `runs_on_all_ranks` is true, a rank
+        without valid samples also runs the forward pass, because it communicates, and discards its sums."""
         if num_valid == 0 and not runs_on_all_ranks:
             return self.zero_sums()
         inputs, targets = self.to_device(batch)
