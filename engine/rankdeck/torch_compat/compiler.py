@@ -61,7 +61,7 @@ def without_compiler() -> Iterator[None]:
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Finder that keeps torch's functions from importing the compiler, until other code imports the compiler;
+    """Import finder that prevents torch's functions from importing the compiler until other code imports it;
     the finder itself never finds a module."""
 
     def __init__(self) -> None:

@@ -89,8 +89,8 @@ def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterat
 
 
 def _first_difference(comparison: StepComparison) -> tuple[float, int]:
-    """Return the step of a comparison's first difference, and the position of the difference's kind in the
-    order of computation."""
+    """Return the step of a comparison's first difference, and the index of that difference's kind in
+    `_COMPUTE_ORDER`."""
     return min(
         ((d.step, _COMPUTE_ORDER.index(d.kind)) for d in comparison.differences), default=(math.inf, 0)
     )

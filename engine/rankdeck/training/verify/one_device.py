@@ -73,12 +73,12 @@ class OneDevice:
         return self.scope.norms == "slices"
 
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
-        """Return the results of the steps over the slices that the strategy's forwards see.
+        """Return the results of the steps over the slices that the strategy's forward passes process.
 
-        State passes from slice to slice; with `whole_state`, all slices of a microstep instead start with the
-        state that unsliced forwards of the earlier microsteps leave. With `loss_by_slice`, each slice has its
-        own loss; otherwise one loss is computed from the slices' concatenated outputs. Return None if nothing
-        is split, or if the computation over slices fails.
+        State passes from slice to slice; if `whole_state` is True, all slices of a microstep instead start
+        with the state that unsliced forward passes of the earlier microsteps leave. If `loss_by_slice` is
+        True, each slice has its own loss; otherwise one loss is computed from the slices' concatenated
+        outputs. Return None if nothing is split, or if the computation over slices fails.
 
         Raises: OutOfTimeError.
         """
@@ -174,7 +174,7 @@ class OneDevice:
         return [[[batch] for batch in microsteps] for microsteps in self._read_steps((0, 1))]
 
     def _slices(self) -> list[list[MicrostepSlices]]:
-        """Return, for each microstep of each step, the slices that each rank's forwards see."""
+        """Return, for each microstep of each step, the slices that each rank's forward passes process."""
         shards = [self._read_steps((index, self.scope.num_shards)) for index in range(self.scope.num_shards)]
         return [
             [
