@@ -123,7 +123,7 @@ class PipelineParallel(Strategy):
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
         label = f"point-to-point ({schedule})"
         self.facts = StageFacts(label, self.stages, num_microbatches, self._traffic, bubble)
-        # Last, once stages are in place: torch's stages keep what they are given.
+        # Last, once stages are in place: torch's stages store the objects passed to them.
         self._schedule = self._make_schedule()
         self._scheduled_sizes = self._sizes
 
@@ -161,8 +161,8 @@ class PipelineParallel(Strategy):
             model = place_model(model_fn(), setup, torch.device("cpu"))
             inputs, targets = cast_to(setup.read_samples(self._microbatch_size), setup.dtype)
             check_sample_dim((inputs, targets), self._microbatch_size, self.name)
-            # Shapes are found on the CPU, so the CPU's autocast decides dtypes. Its cache would pass the cast
-            # weights of a run on shapes to the next run, which needs values.
+            # Shapes are found on the CPU, so the CPU's autocast decides dtypes. Its cache would pass
+            # weights that were cast without values, to find shapes, on to the next run, which needs values.
             with torch.autocast(
                 "cpu", torch.bfloat16, enabled=setup.precision == "bf16", cache_enabled=False
             ):

@@ -88,8 +88,8 @@ class AsyncPipeline(PipelineParallel):
 
     @property
     def num_fill_steps(self) -> int:
-        # The first update comes that many microbatches late: with mode = "2bw" within one step. Otherwise as
-        # many further steps accumulate old weights, and sent tensors stay for one more.
+        # The first update comes `_num_later_stages` microbatches late: with mode = "2bw", within one step.
+        # Otherwise old weights accumulate in as many further steps, and sent tensors remain for one more.
         return int(self._num_later_stages > 0) if self._two_versions else 2 * self._num_later_stages + 1
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:

@@ -54,7 +54,7 @@ class CrashMarker:
     def enable_crash_stack(self) -> None:
         """Make this process write the crashed thread's stack to the file if it crashes."""
         os.lseek(self.fd, _LAYOUT.size, os.SEEK_SET)
-        # Only the crashed thread's stack: it must tell the event thread from the reading one.
+        # Only the crashed thread's stack, which shows whether the event thread or the reading thread crashed.
         faulthandler.enable(self.fd, all_threads=False)
 
     def clear(self) -> None:

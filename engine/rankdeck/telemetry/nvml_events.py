@@ -33,7 +33,7 @@ XidKind = tuple[str | None, int]
 
 
 class XidEvents:
-    """Counts of XID errors on the given GPUs, by UUID."""
+    """Counter of XID errors by GPU (UUID) and error number."""
 
     def __init__(self, gpus: Mapping[str, NvmlGpu]) -> None:
         self._gpus = gpus

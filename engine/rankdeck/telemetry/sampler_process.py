@@ -174,7 +174,7 @@ class SamplerProcess:
         if was_told or code == EXIT_UNRESPONSIVE:
             return []  # the lost devices were reported before
         advice = phrase("If it happens again, check whether nvidia-smi responds.")
-        # Waiting for events is no GPU that could be left out.
+        # EVENTS is not a GPU, so the advice about a skipped GPU does not apply to it.
         if left_out and left_out != EVENTS:
             advice = phrase("Rankdeck skips that GPU from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]

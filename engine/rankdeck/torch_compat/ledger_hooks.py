@@ -78,7 +78,7 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """Report to the modes every tensor that shares a user's buffer, because no operation creates it."""
+        """Report tensors of torch.frombuffer to the dispatch modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:
@@ -105,7 +105,7 @@ class LedgerPatches(AttributePatches):
                 return start(thread)
 
             def followed_run() -> None:
-                # The wrapper refers to the thread: kept on it, it would be a reference cycle.
+                # The wrapper refers to the thread, so leaving it there would form a reference cycle.
                 del thread.run
                 with context():
                     run()

@@ -145,7 +145,7 @@ class Trainer:
         saver = self._saver
         if saver is None or saver.resume_from is None:
             return None
-        # Without a step left, no other forward shows which mean the model's own loss is.
+        # If no step is left, no other forward pass shows how the model's own loss is averaged.
         is_over = saver.resume_from.step >= self._workload.steps and not self.strategy.owns_optimizer_step
         if self.strategy.needs_warm_up or (is_over and self._workload.loss.is_in_model):
             self.warm_up()

@@ -55,7 +55,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
     """Return notes on the differences from one device that can be predicted once the model is built."""
-    if strategy.owns_optimizer_step:  # stale weights never equal one device's
+    if strategy.owns_optimizer_step:  # stale weights never equal those of one device
         return []
     notes = []
     is_joint = getattr(strategy.options, "sync_batchnorm", False)

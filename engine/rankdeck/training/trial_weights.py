@@ -211,7 +211,7 @@ class TrialWeight:
     def local_parameter(self) -> nn.Parameter:
         """Return this rank's shard as a parameter."""
         parameter = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
-        if self._weight is not None:  # not the layout's: attributes that the rank's weight has lost then show
+        if self._weight is not None:  # its own attributes, so that lost ones are noticed
             WeightMetadata(weight_metadata(self._weight).attributes).copy_to(parameter)
         return parameter
 

@@ -87,7 +87,7 @@ class _StopFlag:
     def __init__(self) -> None:
         self.is_requested = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C: only the supervisor ends ranks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from Ctrl-C; only the supervisor ends ranks
 
     def use_default_handler(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

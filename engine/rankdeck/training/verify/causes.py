@@ -46,7 +46,7 @@ def find_cause(expected: StepResults, computed: StepResults, one_device: OneDevi
     """Find why `computed`, the strategy's results, differ from `expected`, one device's results."""
     comparison = one_device.compare(expected, computed)
     steps = comparison.without_kinds("state")
-    if steps.is_equal:  # if more differs, state differs for the same cause
+    if steps.is_equal:  # if other values differ too, state differs for the same cause
         return Discrepancy("state", comparison.differences)
     try:
         return _find_step_cause(steps, computed, one_device)

@@ -54,10 +54,10 @@ _STRATEGY_TIME_FACTOR = 1.5
 """Estimated step time under the strategy, as a multiple of (one device's step time / number of devices)."""
 _SECOND_CHECK_FACTOR = 1.25
 """Estimated time of a second comparison, relative to the first: one device may then compute in slices."""
-_FIRST_STEP_EXTRA_S = 0.3  # at most, of a process's first step
+_FIRST_STEP_EXTRA_S = 0.3  # maximum extra time of a process's first step
 _COMPARED_WEIGHTS_PER_S = 5e7
 _MEMORY_SHARE = 0.5
-_NUM_COPIES = 6  # of the weights' size: gradients, optimizer state, and tensors kept for comparison
+_NUM_COPIES = 6  # tensors of the weights' size: gradients, optimizer state, results to compare
 _MAX_FP64_WEIGHTS = 50_000_000
 _HALF_PRECISIONS = ("bf16", "fp16")  # compared in a wider one first, where rounding hides little
 

@@ -309,7 +309,7 @@ def _max_abs_difference(tensor: Tensor, other: Tensor) -> float:
     if not tensor.numel():
         return 0.0
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
-        # As long: bool has no subtraction, and unsigned integers wrap around.
+        # Converted to long: bool has no subtraction, and unsigned integers wrap around.
         return float((tensor.long() - other.long()).abs().max())
     difference = (tensor - other).abs()
     largest = float(difference.max())

@@ -231,8 +231,8 @@ def _to_dense(gradient: Tensor) -> Tensor:
 
 # Compute running statistics of batch norms on one device, for a microstep in slices.
 #
-# A strategy keeps those of the slices that its first replica sees; a pipeline those of all microbatches
-# together. Here every norm keeps its inputs and runs over them once more, concatenated, after the microstep.
+# A strategy's statistics cover the slices that its first replica processes, a pipeline's all microbatches
+# together. Here each norm's inputs are recorded, and the norm runs over all of them after the microstep.
 
 
 class NormStatisticsOfSlices:

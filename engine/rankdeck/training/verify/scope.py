@@ -256,9 +256,9 @@ def _layer_key(block: nn.Module) -> Hashable:
 
 # Let batch norms normalize by their running statistics, so that a batch may be split anywhere.
 #
-# Their results inherently differ from one device if a batch is split. Frozen on both sides, they let
-# everything else be compared. To prove the known difference would take five more computations, longer than
-# all others together.
+# If a batch is split, their results inherently differ from those on one device. Once they are frozen on both
+# sides, everything else can be compared. Proving the inherent difference would take five more computations,
+# longer than all others together.
 
 
 def freeze_norms(model: nn.Module) -> None:
