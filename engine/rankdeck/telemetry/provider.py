@@ -27,7 +27,7 @@ class Provider(Protocol):
         """Return all devices, each GPU followed by its MIG instances, with their static facts and supported
         metrics.
 
-        Only the metrics whose support is known without a query are listed.
+        A metric is listed only if its support can be determined without a query.
 
         Raises:
             MachineError: there is no driver, or it does not answer.

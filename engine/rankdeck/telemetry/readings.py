@@ -279,7 +279,7 @@ def encode(line: SamplerLine) -> bytes:
 
 
 def decode(line: bytes) -> AnySamplerLine | None:
-    """Decode a line; None if it is invalid or of a kind that this version does not know."""
+    """Decode a line; None if it is invalid or of a kind that this version does not support."""
     try:
         return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:

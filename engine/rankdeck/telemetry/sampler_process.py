@@ -44,7 +44,7 @@ _HUNG_TEXTS = (
         "resume in {pause:.0f} s."
     ),
 )
-"""Messages about a sampler that hung: the first if the device is unknown, the second if it is known."""
+"""Messages about a sampler that hung: one without the device that it was querying, one with the device."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(

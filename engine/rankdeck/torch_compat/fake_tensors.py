@@ -133,7 +133,7 @@ def make_fake_tensor(
 
 
 def has_symbols(tensor: FakeTensor) -> bool:
-    """Check whether sizes or strides are symbols rather than numbers."""
+    """Check whether the tensor's sizes or strides are symbols rather than numbers."""
     return bool(tensor._has_symbolic_sizes_strides)
 
 

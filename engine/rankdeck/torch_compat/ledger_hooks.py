@@ -89,8 +89,8 @@ class LedgerPatches(AttributePatches):
         self.patch(torch, "frombuffer", wrapper)
 
     def _patch_save_on_cpu(self) -> None:
-        """Replace save_on_cpu's hooks: with a CPU device they would save the original tensors, or copies on
-        the same device."""
+        """Replace the hooks of save_on_cpu: on a virtual device, which for torch is the CPU, they would save
+        the original tensors, or copies on the same device."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 

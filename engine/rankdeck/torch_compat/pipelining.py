@@ -48,7 +48,7 @@ _PLAIN_TENSOR = torch.empty(0, device="meta")
 
 
 class Stage(PipelineStage):
-    """torch's stage, with fixes that only some versions need."""
+    """torch's PipelineStage, with fixes that only some versions of torch need."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
         """Return a stage's first messages, except messages from a rank to itself.

@@ -29,7 +29,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class TrainComponents:
-    """The components of a run that are changed by each step and saved in a checkpoint."""
+    """The components of a run that each step changes and that checkpoints include."""
 
     strategy: Strategy
     optimizer: Optimizer

@@ -81,7 +81,7 @@ class Workload:
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Build the optimizer for parameters that are already on their final devices.
 
-        Raises: ConfigError if the class does not take the given options or these parameters.
+        Raises: ConfigError if the class does not take the configured options or these parameters.
         """
         chosen = self.config.train.optimizer
         # TOML has only lists, but torch expects tuples (betas).

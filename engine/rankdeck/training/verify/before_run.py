@@ -150,7 +150,7 @@ def verified_event(result: CheckResult) -> events.Verified:
 def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
     """Return the error that ends a run whose results would differ from those of one device.
 
-    `cut` is (number of samples in a microstep, number of these samples in one forward).
+    `cut` is (number of samples in a microstep, number of these samples in one forward pass).
     """
     message = phrase(
         _MESSAGES[finding.cause],

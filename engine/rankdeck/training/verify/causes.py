@@ -2,7 +2,7 @@
 with the strategy's splits.
 
     result on one device                                                    cause of the difference
-    forwards over separate slices differ from the unsliced forward          the model mixes samples
+    forward passes over slices differ from the unsliced forward pass        the model mixes samples
     losses of separate slices differ from the unsliced loss                 the loss is not additive
     passing state from slice to slice gives the strategy's results          state
     none of these                                                           the strategy itself

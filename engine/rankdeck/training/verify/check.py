@@ -68,8 +68,8 @@ class CheckResult:
 
     If something was compared, `finding` holds the differences from one device (None if there are none), and
     `max_difference` is the largest difference of any weight after `num_steps` steps, for a model with at most
-    `max_layers` layers of a kind. `uses_random`: the model or the optimizer draws random numbers, which were
-    fixed for the comparison.
+    `max_layers` layers of each kind. `uses_random`: the model or the optimizer draws random numbers, which
+    were fixed for the comparison.
     """
 
     finding: Discrepancy | None = None
@@ -163,7 +163,7 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """The number of samples in a microstep of the run, and the number of these samples in one forward."""
+        """The number of samples in a microstep of the run, and the number of them in one forward pass."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
@@ -196,7 +196,7 @@ class EqualityCheck:
             return error.reason
 
     def _choose_scope(self, most_layers: int | None) -> _ScopeChoice | Phrase:
-        """Choose what to compare, with at most `most_layers` layers of a kind. Raises: _TooLargeError."""
+        """Choose what to compare, with at most `most_layers` layers of each kind. Raises: _TooLargeError."""
         run_precision = self._workload.config.train.precision
         chosen = _ScopeChoice(run_precision, whole_batch=False, has_batch_norm=False, max_layers=most_layers)
         build_model = self._scope(chosen).workload.build_model

@@ -79,7 +79,7 @@ class StepComparison:
         return [difference for difference in self.differences if difference.kind in kinds]
 
     def without_kinds(self, *kinds: Kind) -> StepComparison:
-        """Return a copy without the differences of the given kinds."""
+        """Return a copy without the differences of these kinds."""
         remaining = tuple(difference for difference in self.differences if difference.kind not in kinds)
         return replace(self, differences=remaining)
 

@@ -1,4 +1,4 @@
-"""Compute one device's steps in all variants that the check needs, each only once.
+"""Compute the steps on one device in all variants that the check needs, each variant only once.
 
 Read reference.py first, causes.py and check.py next.
 """
@@ -28,7 +28,7 @@ class OutOfTimeError(CheckStopError):
 
 
 class OneDevice:
-    """The steps of `scope` on `device`, with the fixed random numbers of `draws`.
+    """Computations of the steps of `scope` on `device`, with the fixed random numbers of `draws`.
 
     `beat` is called in each computation. Computations that only help to find a cause start only if `budget`
     allows them.
@@ -59,8 +59,8 @@ class OneDevice:
         return computed
 
     def expected(self) -> StepResults | None:
-        """Return the results that the strategy should compute: those of one device's steps over full batches,
-        or over slices if batch norms see slices."""
+        """Return the results that the strategy should compute: those of the steps on one device over full
+        batches, or over slices if batch norms normalize over slices."""
         return (
             self.in_slices(loss_by_slice=True, whole_state=True)
             if self.norms_see_slices

@@ -74,8 +74,8 @@ class CheckScope:
 
 @dataclass
 class CheckedWorkload(Workload):
-    """Workload whose model has at most `max_layers` layers of a kind (None: all), with batch norms frozen if
-    requested.
+    """Workload whose model has at most `max_layers` layers of each kind (None: all), with batch norms frozen
+    if requested.
 
     `build_error` is the error that building the model raised, if any.
     """
@@ -174,7 +174,7 @@ def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
 
 
 def min_layers(config: RunConfig, num_devices: int) -> int:
-    """Return the smallest number of layers of a kind that gives every stage enough layers."""
+    """Return the smallest number of layers of each kind that gives every stage enough layers."""
     _, stages = config.strategy_spec.batch_split(config.strategy.options, num_devices)
     return _LAYERS_PER_STAGE * (num_devices if config.strategy.use == _MODEL_PARALLEL else stages)
 
