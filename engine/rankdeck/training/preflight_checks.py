@@ -173,7 +173,8 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Take optimizer steps on the chosen weights; return the new weights and how far each element moved.
+    """Take optimizer steps on the weights `chosen` from `wholes`, with gradients drawn for all of `wholes`;
+    return the new weights and how far each element moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """
