@@ -20,7 +20,7 @@ class StrategyPlanning:
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
     """Function that maps the number of devices to the option sets that a plan of all strategies covers."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
-    """Function that returns memory-saving changes to the given options; empty if there are none."""
+    """Function that maps options to changes that save memory; empty if there are none."""
     label_option: str | None = None
     """The option that a candidate's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
@@ -62,5 +62,6 @@ def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
 
 
 def uses_native_ddp(options: StrategyOptions) -> bool:
-    """Return whether ddp uses torch's wrapper; other sync modes run after backward with their own buffers."""
+    """Return whether ddp uses torch's wrapper; other sync modes run after the backward pass, with their own
+    buffers."""
     return bool(options["sync"] == "native")

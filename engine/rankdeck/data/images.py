@@ -1,4 +1,4 @@
-"""Reads images from one folder per class and decodes each on access.
+"""Reads images from one folder per class and decodes each image when it is accessed.
 
     path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
     path/train/cat/1.jpg, path/val/cat/2.jpg    val (or valid, validation, test) is held out
