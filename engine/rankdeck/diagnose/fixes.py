@@ -228,7 +228,7 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
 
     The order is by verdict (fits, tight, does not fit), then exact predictions before bounds, then an
     unchanged computation before a changed one, then the least memory first. Of several lines with the same
-    strategy only the best is kept. With `run`, the fixes include commands.
+    strategy, only the best is returned. If `run` is not None, the fixes include commands.
     """
     planned = [line for line in lines if line.devices and line.verdict != CANNOT]
     configured = next((line for line in planned if line.configured and not line.changes), None)

@@ -1,7 +1,8 @@
 """Describe a mismatch that ended the ranks: they called different collectives, or with different shapes.
 
-Each side is named with its line. The line of a rank that lost its connections is in its traceback, that of a
-rank that gloo aborted in the stack that faulthandler wrote. Read stacks.py first and cause.py next.
+The problem names a line of code for each side. For a rank that lost its connections, this line is in the
+rank's traceback; for a rank that gloo aborted, it is in the stack that faulthandler wrote. Read stacks.py
+first and cause.py next.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def script_hang_warning(
 
 def rank_left_problem(rank: int, beat: Beat | None, waiting: RankFailed | None) -> Problem:
     """Return the problem that `rank` exited with status 0 while the others waited for it. `waiting`: the
-    failure of a rank that waited, which names its line."""
+    failure of a rank that waited; it names the line in which that rank waited."""
     place = {} if beat is None else {"place": beat_location(beat)}
     line: dict[str, object] = {}
     if waiting is not None and waiting.problem.path is not None and waiting.problem.line is not None:

@@ -1,7 +1,7 @@
 """The rule about a loss that becomes NaN or infinite. Read rule_context.py first.
 
-The step is that of the first such loss. In that step, the observer of the rank checks once which values are
-not finite: see observer/not_finite.py.
+The finding reports the step of the first such loss. In that step, the observer of the affected rank checks
+which values are not finite, and does so only once: see observer/not_finite.py.
 """
 
 from __future__ import annotations

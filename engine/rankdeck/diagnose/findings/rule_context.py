@@ -76,7 +76,7 @@ class RuleContext:
 
     @cached_property
     def sampled_steps(self) -> Sequence[StepAnatomy]:
-        """The newest steps with recorded phases, without those that the ledger slowed down."""
+        """The newest steps with recorded phases, except those that the memory ledger slowed down."""
         return () if self.attempt is None else list(self.attempt.anatomies.untracked)
 
     @cached_property
