@@ -121,13 +121,14 @@ class CoordinatorGuard(HostGuard):
         ]
 
     def _broadcast_layout(self, failed: str = "") -> None:
-        """Send every node the layout (which ranks run on each host) and the previous failure's signature."""
+        """Send every node the layout (which ranks run on each host) and `failed`, the previous failure's
+        signature."""
         store = [self.hosts_spec["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
 
     def _refuse_host(self, host: GuardMessage, because: Sentence) -> None:
-        """Fail the start on all hosts because of `host`."""
+        """Fail the start on all hosts because of `host`, for the reason `because`."""
         self.fail(because)
         self._end_all(host["name"])
 
@@ -162,7 +163,8 @@ class CoordinatorGuard(HostGuard):
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its ranks, with the reason if known. The local ranks have already ended."""
+        """Tell every node to end its ranks, and why, if the reason is known. The local ranks have already
+        ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages

@@ -16,7 +16,8 @@ from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, ma
 
 
 def find_loss_not_finite(context: RuleContext) -> Problem | None:
-    """Find a user script whose loss became NaN or infinite; a configured run ends with this problem."""
+    """Find a user script whose loss became NaN or infinite; a configured run itself fails with this
+    problem."""
     script = context.state.script
     step = script.first_nonfinite_step
     if step is None or context.attempt is None:
@@ -76,7 +77,7 @@ def _values_before(context: RuleContext, step: int, event: events.Anomaly | None
 
 
 def _describe(event: events.Anomaly) -> str:
-    """Describe what was not finite."""
+    """Describe which values were not finite."""
     weights, total = number_of(event, "weights"), number_of(event, "parameters")
     names, step = list_names(event), event.step
     if event.numbers.get("module") == 1 and not event.numbers.get("batch"):
