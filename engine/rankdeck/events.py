@@ -54,8 +54,8 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     t: UnixTime = 0.0
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Return the event itself: events are immutable, so copies of the containers that hold them can share
-        them."""
+        """Return the event itself: events are immutable, so a copied container can share them with the
+        original."""
         return self
 
 
@@ -179,10 +179,10 @@ class Steps(Event, tag="steps"):
     Entry i is step `first + i` (the first step of a run is 1). `loss_sum` and `count` are this rank's share
     of the global batch, or None if the rank does not report a loss. A step's loss is the sum of all reporting
     ranks' `loss_sum` divided by the sum of their `count`. `step_s` is the wall time since the end of the
-    previous step; `ended` holds the Unix times at which the steps ended. `wait_s` is the part of a step spent
-    in the data loader, and `backwards` the number of backward passes in the step; both exist for observed
-    scripts only. In an observed script, a step that was not sampled has no loss, gradient norm or learning
-    rate (None), and no samples if no loader reports them.
+    previous step; `ended` contains the Unix times at which the steps ended. `wait_s` is the part of a step
+    spent in the data loader, and `backwards` the number of backward passes in the step; both exist for
+    observed scripts only. In an observed script, a step that was not sampled has no loss, gradient norm or
+    learning rate (None), and no samples if no loader reports them.
     """
 
     rank: int
@@ -527,8 +527,8 @@ class RankFailed(Event, tag="rank_failed"):
 class OutOfMemory(Event, tag="out_of_memory"):
     """A rank's memory when an allocation failed in `step` (0: before the first step).
 
-    `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
-    error message. `module` is the innermost user module that was running, None during the backward pass.
+    `device` is the index of the device that ran out of memory; `allocation` contains the values parsed from
+    the error message. `module` is the innermost user module that was running, None during the backward pass.
     `devices` contains the bytes at that time; if no bytes were counted in this step, it is empty and the last
     sampled step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on
     the device (on all of the rank's devices if they are virtual); activations are not assigned to modules.

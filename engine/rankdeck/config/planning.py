@@ -18,7 +18,8 @@ class StrategyPlanning:
     include the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """Function that maps the number of devices to the option sets that a plan of all strategies covers."""
+    """Function that maps the number of devices to the sets of options with which a plan of all strategies
+    includes this one."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Function that maps options to changes that save memory; empty if there are none."""
     label_option: str | None = None

@@ -1,7 +1,7 @@
 """Describe the processes for which a rank is waiting: its loader workers, and other children.
 
-A rank's own stack then ends in torch's DataLoader or in multiprocessing, and says nothing about the cause.
-The classic cause is a forked child that waits for ever for a lock or a thread pool, because a fork copies no
+The stack of such a rank ends in torch's DataLoader or in multiprocessing, and does not show the cause. The
+classic cause is a forked child that waits for ever for a lock or a thread pool, because a fork copies no
 threads.
 """
 

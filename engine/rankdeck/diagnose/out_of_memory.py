@@ -181,7 +181,7 @@ class OutOfMemoryReport:
 
     @property
     def memory_time(self) -> str:
-        """Text that names the moment of `memory_by_kind`, or says that memory by kind is not known."""
+        """Text that names the time of `memory_by_kind`, or states that memory by kind is unknown."""
         if not self.memory_by_kind:
             return phrase("No step was sampled before the failure: memory by kind is not known.")
         if self.memory_step is None:

@@ -147,7 +147,8 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _run_check(check: Check, reading: Connection, writing: Connection, parent: int) -> None:
-    """Run the check in its own process; report an exception in each row that is still missing."""
+    """Run the check in its own process. If it raises an exception, report that in each row that is still
+    missing."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     reading.close()
