@@ -105,7 +105,7 @@ def rank_left_problem(rank: int, beat: Beat | None, waiting: RankFailed | None) 
         "A collective waits for every rank: make sure that all ranks run the same steps. A decision to stop "
         "must be the same on all ranks: all_reduce it first."
     )
-    # What the left rank printed last explains nothing, but the other rank's error does.
+    # The last lines of the rank that left explain nothing, but those of the other rank do.
     last_lines = () if waiting is None else waiting.problem.last_lines
     return Problem("rank-left", message, advice=advice, rank=rank, last_lines=last_lines)
 

@@ -63,8 +63,8 @@ def parse_stack(text: str) -> list[Frame]:
         return []
     main = threads[current]
     if main and main[0].function == _BACKWARD:
-        # autograd runs a GPU's backward in a thread of its own, and with it the user's hooks and custom
-        # backwards.
+        # autograd runs a GPU's backward pass in a separate thread, with the user's hooks and custom backward
+        # functions.
         return next((frames for frames in threads if _is_user_code_on_torch_thread(frames)), main)
     if is_waiting(main) or any(is_user_file(frame.file) for frame in main):
         return main

@@ -161,7 +161,7 @@ def check_hostname(
         )
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
-    # A warning and no failure: torch falls back to loopback, and the check with two real ranks decides.
+    # A warning, not a failure: torch falls back to loopback, and the check with two real ranks decides.
     yield make_row("hostname", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 

@@ -132,7 +132,7 @@ def _run_collectives(
         return
     torch.set_num_threads(1)
     _report("torch")
-    # A node waits for its turn, the coordinator must reach the next node even if this one hangs.
+    # A node waits for its turn; the coordinator must reach the next node even if this one hangs.
     patience = timedelta(seconds=PROBE_LIFETIME_S if number else _PAIR_TIMEOUT_S)
     # The store's port is reported before torch is imported, so the nodes can start in the meantime. torch
     # owns and closes the descriptor, hence `detach`.

@@ -268,7 +268,7 @@ class CoordinatorGuard(HostGuard):
             self._status, self.end_reason = 1, self._failure_message(failed)
             if any(
                 message.get("code") == "run-folder" for message in failed
-            ):  # it could not tell that itself
+            ):  # that host could not report it itself
                 self._exit_record.report_problem("run-folder", self.end_reason, _REMOVED_ADVICE)
 
 

@@ -88,7 +88,7 @@ def _find_ranks_without_steps(context: RuleContext) -> Problem | None:
 def _format_start(difference: WeightDifference) -> str:
     if difference.step == 0:
         return phrase("before the first step")
-    # Few steps have digests: the change lies somewhere after the last equal one.
+    # Few steps have digests: the change was somewhere after the last step with equal ones.
     first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
     if first == difference.step:
         return phrase("in step {step}", step=first)
@@ -229,7 +229,7 @@ def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause |
 
 
 def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | None:
-    # Each rank trains on other samples, so what changed alike had averaged gradients.
+    # Each rank trains on different samples, so parameters that changed equally had averaged gradients.
     if not _leaves_out(context, comparison):
         return None
     return (
