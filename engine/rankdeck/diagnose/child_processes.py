@@ -63,8 +63,8 @@ _LOCKED_CHILD_TEXTS = (
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A process below a rank. `number` counts the rank's processes of the same role, in the order of their
-    start. `rank` is None if the process belongs to no rank.
+    """A process of a run that is not itself a rank. `rank` is the rank that started it, directly or
+    indirectly, or None. `number` counts that rank's processes of the same role, in the order of their start.
 
     `is_locked`: the process is waiting for a lock of the operating system (a futex). `packages`: the packages
     in `LOCKING_PACKAGES` that it has loaded.

@@ -38,7 +38,7 @@ _LEFT_TEXTS = {
         "({file}, line {line})."
     ),
 }
-"""Texts by (whether the rank's last step is known, whether the line of another rank is known)."""
+"""Texts, keyed by (whether the rank's last step is known, whether the line of another rank is known)."""
 _EXITED_TEXTS = {
     (False, False): tr_noop(
         "Rank {rank} exited with status 0, but the other ranks have made no progress for {seconds:.0f} s."
@@ -56,7 +56,7 @@ _EXITED_TEXTS = {
         "for {seconds:.0f} s: {ranks}."
     ),
 }
-"""Texts by (whether the exited rank's location is known, whether the other ranks' locations are known)."""
+"""Texts, keyed by (whether the exited rank's location is known, whether the other ranks' locations are)."""
 
 
 def script_hang_warning(

@@ -311,7 +311,7 @@ _CLOCK_TOLERANCE_S = 0.001
 
 
 class HostClocks:
-    """Clock offsets of a run's nodes. `send(name, word)` sends a message to a node."""
+    """Clock offsets of a run's nodes. `send(name, word)` sends the message `word` to the node `name`."""
 
     def __init__(self, run: str, send: Callable[[str, GuardMessage], None]) -> None:
         self._file, self._send = Path(run, "clocks.jsonl"), send

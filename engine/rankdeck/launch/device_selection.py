@@ -344,7 +344,7 @@ def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> l
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, in its order; all GPUs if it is not set.
 
     Raises:
-        DeviceError: the variable's indices follow an order that only CUDA knows.
+        DeviceError: the variable has indices in CUDA's own order, which is unknown here.
     """
     text = environment.get(VISIBLE_DEVICES_ENV)
     if text is None:

@@ -105,7 +105,7 @@ def _is_ddp(context: RuleContext) -> bool:
 
 
 def _has_equal_gradients(context: RuleContext) -> bool:
-    """Check that no communication hook leaves ranks with different gradients."""
+    """Check whether all ranks have the same gradients after every communication hook."""
     hooks = _all_anomalies(context, "comm-hook")
     return all(name.startswith(_EQUAL_HOOKS) for event in hooks for name in event.names)
 
