@@ -1,7 +1,7 @@
 """Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-Telemetry's own sampler takes the readings in a separate process, which a faulty driver may crash or block.
+Telemetry's own sampler takes the readings, in a separate process: a faulty driver may crash or block it.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def check_hostname(
         )
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
-    # A warning and no failure: torch falls back to loopback, and the check with two real ranks decides.
+    # A warning, not a failure: torch falls back to loopback, and the check with two real ranks decides.
     yield make_row("hostname", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
@@ -211,8 +211,8 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
 
 
 def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
-    """Check whether an interface that is up matches `value`: comma-separated names, with a leading ^ to
-    exclude them or = to match them exactly."""
+    """Check whether any interface in `up` matches `value`, a list of names separated by commas. A leading ^
+    excludes these names; a leading = matches only whole names."""
     names = [name.strip() for name in value.lstrip("^=").split(",") if name.strip()]
     if value.lstrip("^").startswith("="):
         matches = str.__eq__

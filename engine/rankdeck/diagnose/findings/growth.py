@@ -8,7 +8,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly_rules, number_of
 
 _MIN_BYTES_PER_STEP = 512
-"""Minimum rise per step for a finding to name it; a smaller one is not certain."""
+"""Minimum growth of memory per step for a finding to mention it; the allocator may cause a smaller growth."""
 
 
 def _graphs_retained(event: events.Anomaly) -> Report:

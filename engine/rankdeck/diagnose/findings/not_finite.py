@@ -1,7 +1,7 @@
 """The rule about a loss that becomes NaN or infinite. Read rule_context.py first.
 
-The step is that of the first such loss. In that step, the observer of the rank checks once which values are
-not finite: see observer/not_finite.py.
+The finding reports the step of the first such loss. In that step, the observer of the affected rank checks
+which values are not finite, and does so only once: see observer/not_finite.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, ma
 
 
 def find_loss_not_finite(context: RuleContext) -> Problem | None:
-    """Find a user script whose loss became NaN or infinite; a configured run ends with this problem."""
+    """Find a user script whose loss became NaN or infinite; a configured run itself fails with this
+    problem."""
     script = context.state.script
     step = script.first_nonfinite_step
     if step is None or context.attempt is None:
@@ -76,7 +77,7 @@ def _values_before(context: RuleContext, step: int, event: events.Anomaly | None
 
 
 def _describe(event: events.Anomaly) -> str:
-    """Describe what was not finite."""
+    """Describe which values were not finite."""
     weights, total = number_of(event, "weights"), number_of(event, "parameters")
     names, step = list_names(event), event.step
     if event.numbers.get("module") == 1 and not event.numbers.get("batch"):

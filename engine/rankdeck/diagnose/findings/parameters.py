@@ -62,7 +62,7 @@ def _gradient_without_optimizer(event: events.Anomaly) -> Report:
 
 
 def _where_left_out(event: events.Anomaly) -> tuple[str, str]:
-    """Return (evidence, advice) for parameters that no optimizer steps."""
+    """Return (evidence, advice) for parameters that no optimizer updates."""
     # Parameters that only the optimizer still holds: their layers were replaced after it was created.
     replaced = number_of(event, "replaced")
     if replaced:

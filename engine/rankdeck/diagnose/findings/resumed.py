@@ -1,4 +1,4 @@
-"""Rules about a script that continues a training from a file without all of its state."""
+"""Rules about a script that resumes training from a file without loading all of the state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly
 
 
 def _names(event: events.Anomaly) -> tuple[str, str, str]:
-    """Return (class, file, place in the training such as "step 120")."""
+    """Return (class, file, position in the training run, such as "step 120")."""
     name, file, key = [*event.names, "", "", ""][:3]
     counter = number_of(event, "counter")
     place = phrase("{key} {counter}", key=key or phrase("step"), counter=counter)

@@ -7,8 +7,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
 MIN_BATCH_NORM_SAMPLES = 4
-"""Number of samples up to which a batch norm is reported; a variance over so few samples is off by half or
-more."""
+"""Largest number of samples with which a batch norm is reported; a variance over so few samples is off by
+half or more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
 """Code of the batch-norm problem that a configured run itself reports (training/parity_notes.py)."""
 
