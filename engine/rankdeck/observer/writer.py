@@ -34,7 +34,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).
 class RankFile:
     """An open, locked event file.
 
-    `rank` may differ from the requested one; `last_step` is the last step already in the file when it was
+    `rank` may differ from the requested rank; `last_step` is the last step already in the file when it was
     claimed.
     """
 

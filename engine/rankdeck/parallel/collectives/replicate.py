@@ -1,7 +1,7 @@
 """Second stage of a fan-out: copy device 0's model to every device, and sum the gradients back.
 
 Parameters are sent in buckets: device 0 sends each bucket as one flat tensor, which the receiver splits
-again. The backward does the same with gradients in the other direction, and device 0 sums them in device
+again. The backward pass does the same with gradients in the other direction, and device 0 sums them in device
 order. Read fan_out.py first.
 
 Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.
@@ -33,7 +33,7 @@ class Replicas:
     """Copies of one module, one per device, whose parameters are autograd leaves of their own.
 
     `flat_parameters` are the tensors that represent the parameters in the caller's autograd graph: parameter
-    p of replica r is at index r * P + p.
+    p of replica r is at index r * P + p, where P is the number of parameters of the module.
     """
 
     modules: list[nn.Module]
@@ -62,7 +62,7 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
 def _clone(
     module: nn.Module, parameters: Sequence[Sequence[Tensor]], buffers: Sequence[Sequence[Tensor]]
 ) -> list[nn.Module]:
-    """Make shallow copies of a module tree with the given parameters and buffers; tied parameters stay
+    """Make one shallow copy of a module tree per item of `parameters` and `buffers`; tied parameters stay
     tied."""
     tree = list(module.modules())
     module_index = {child: index for index, child in enumerate(tree)}

@@ -135,8 +135,8 @@ def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_Owned
 
 
 def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
-    """Copy the weights' attributes to their slices, and the attributes and gradient hooks to the gathered
-    weights."""
+    """Copy the original weights' attributes to their slices, and the attributes and gradient hooks to the
+    gathered weights."""
     if not marks:
         return
     assert isinstance(submodule, FSDPModule)
@@ -154,8 +154,8 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reshard_blocks(model: nn.Module) -> None:
-    """Free all gathered weights, even after a forward without backward, so that `parameters()` returns slices
-    again."""
+    """Free all gathered weights, even after a forward pass without a backward pass, so that `parameters()`
+    returns slices again."""
     for module in sharded_modules(model):
         module.reshard()
 
@@ -173,7 +173,7 @@ def _untied_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules that hold each weight."""
+    """Count, for each weight, the modules that have it as their own parameter."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 

@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that hold it; a buffer's first holder provides its value."""
+        """Map each tensor's id to the stages that use it, first the stage that provides a buffer's value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -92,7 +92,7 @@ class CutModel:
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
-        """Copy the model's buffers into the stages' copies, at the start of a forward."""
+        """Copy the model's buffers into the stages' copies, at the start of a forward pass."""
         for copy, buffer in self._copies:
             copy.copy_(buffer)
 

@@ -1,4 +1,4 @@
-"""Cut any model whose modules run in sequence; one observed forward shows the sequence.
+"""Cut any model whose modules run in sequence; the sequence is found by observing one forward pass.
 
 Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
 around them. Units are the children of the model, with lists and Sequentials replaced by their items. A cut is
@@ -68,7 +68,7 @@ class ObservedUnits:
 
 
 def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
-    """Observe one forward in training mode."""
+    """Run one forward pass in training mode and record which modules may be units."""
 
     def run(shapes: Any) -> ObservedUnits:
         watched, watch = copy_sharing_weights(model).train(), UnitRecorder()
@@ -104,7 +104,7 @@ def _holds_list(module: nn.Module) -> bool:
 
 
 def _is_plain_torch_module(module: nn.Module) -> bool:
-    """Check whether a module is one of torch's own.
+    """Check whether the class of a module is one of torch's own.
 
     Such a module without weights (pooling, dropout, activations) only transforms the tensor that it receives.
     Any other module without weights may serve several units (rotary positions), so every stage keeps it.
@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make each module named in `idle`, which did not run in the observed forward, raise an error when
-        called, unless all of its weights are in `used`."""
+        """Make each module named in `idle`, which did not run in the observed forward pass, raise an error
+        when called, unless all of its weights are in `used`."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -257,8 +257,8 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward of another stage's unit, and disable that unit's hooks; keep the structure of
-        the unit."""
+        """Replace the forward method of another stage's unit, and disable that unit's hooks; keep the
+        structure of the unit."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks __call__, which runs the hooks, up on the class.
@@ -285,7 +285,8 @@ class _ObservedStage(nn.Module):
                 self._outputs.setdefault(record.value_id, tensor)
 
     def _end_stage(self, unit: ObservedUnit, *args: Any, **kwargs: Any) -> Any:
-        """End the forward at the first unit after the stage: its arguments complete the stage's output."""
+        """End the forward pass at the first unit after the stage: its arguments complete the stage's
+        output."""
         self._substitute_arguments(unit, None, args, kwargs)
         raise _StageEnd
 

@@ -160,9 +160,9 @@ class HandWrittenSchedule:
         return (output,) if runner.is_last else output
 
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
-        """Run a microbatch's backward.
+        """Run a microbatch's backward pass.
 
-        Sharded weights sync their gradients in the last backward; until then, the gradients accumulate.
+        Sharded weights sync their gradients in the last backward pass; until then, the gradients accumulate.
         """
         is_last = microbatch == self._num_microbatches - 1
         for module in sharded_modules(self._runner):

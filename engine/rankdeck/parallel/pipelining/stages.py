@@ -1,7 +1,7 @@
-"""A rank's stages in a schedule: forward and backward of one microbatch at a time, and torch's schedules.
+"""Run a rank's stages, forward and backward, one microbatch at a time, in torch's schedules.
 
 Outputs live no longer than they must and may be of any type, because the loss is computed inside the last
-stage. torch gets static shapes, so that it does not run a forward to find them. Read schedules.py first,
+stage. torch gets static shapes, so that it does not run a forward pass to find them. Read schedules.py first,
 one_forward_one_backward.py for a schedule that is not torch's.
 """
 
@@ -74,7 +74,7 @@ class StageRunner(nn.Module):
         is_split: bool,
         ledger: AnyLedger,
     ) -> None:
-        """Set up the stage; `is_split` means that the schedule splits each backward in two."""
+        """Set up the stage; `is_split` means that the schedule splits each backward pass in two."""
         super().__init__()
         self.stage = cut.stages[index]
         self.index = index
@@ -103,13 +103,13 @@ class StageRunner(nn.Module):
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward, or for its backward, which starts from the state at
-        the end of that forward."""
+        """Return a context for a microbatch's forward or backward pass. Its backward pass starts from the
+        state at the end of its forward pass."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """Update state after a batch's last backward; `groups` connect pipelines that train on different
+        """Update state after a batch's last backward pass; `groups` connect pipelines that train on different
         samples."""
         self._statistics.update()
         self.state.finish(groups)
@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor; backward raises an error if it computes a gradient that is not sent back."""
+    """Return a received tensor; the backward pass fails if it computes a gradient that is not sent back."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -164,8 +164,8 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors from which a backward starts. A user's own loss is assumed to read all outputs: it
-    is not called, because it may count its calls."""
+    """Return the tensors from which a backward pass starts. A user's own loss is assumed to read all outputs:
+    it is not called, because it may count its calls."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
@@ -237,7 +237,8 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """A torch stage that sets its runner's microbatch index and counts forwards, backwards and sends."""
+    """A torch stage that sets its runner's microbatch index and counts forward and backward passes and
+    sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -330,7 +331,7 @@ class FullBatchStatistics:
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
-        """Index of the microbatch whose forward or backward is running."""
+        """Index of the microbatch whose forward or backward pass is running."""
         self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
         """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device.
