@@ -52,7 +52,7 @@ class FakeValues:
         self.module_depth = 0
         self.recorder: StepRecorder | None = None
         self.has_workspaces = False
-        """Whether a kernel has run that keeps a workspace for backward; only the kernel knows the workspace's
+        """Whether a kernel has run that keeps a workspace for the backward pass; only the kernel knows its
         size."""
         self.forgets_elements = False
         """Whether a sparse tensor was created whose number of elements depends on values and is therefore
@@ -62,7 +62,7 @@ class FakeValues:
 
     @contextlib.contextmanager
     def track_modules(self) -> Iterator[None]:
-        """Enter a context that tracks whether a module's forward is running."""
+        """Enter a context that tracks whether a module's forward method is running."""
 
         def enter(*_: Any) -> None:
             self.module_depth += 1
@@ -81,9 +81,10 @@ class FakeValues:
                 handle.remove()
 
     def _is_model_reading(self) -> bool:
-        """Check whether it is the model that is reading a value.
+        """Check whether the code that is reading a value belongs to the model.
 
-        Checkpointed blocks recompute their forward in backward, outside the module's own call.
+        Checkpointed blocks recompute their forward pass during the backward pass, outside the module's own
+        call.
         """
         return bool(self.module_depth) or (self._answers is not None and in_backward())
 

@@ -196,7 +196,7 @@ class _SampleReader:
             num //= 2
 
     def _read_run_batches(self, num: int, how_many: int) -> None:
-        """Read `how_many` batches of `num` samples, in the run's order if all samples are known."""
+        """Read `how_many` batches of `num` samples, in the run's order if all samples have been read."""
         train, num_samples = self._config.train, len(self._train)
         if num > num_samples:
             return
@@ -217,7 +217,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to measure an artificial batch; ignore errors that the data set raises while reading it."""
+        """Try to measure a batch that may never occur in a run; ignore errors that the data set raises."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])

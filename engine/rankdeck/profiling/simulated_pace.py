@@ -81,9 +81,9 @@ class _ThreadState(threading.local):
 class SimulatedPace:
     """Pacing of one rank's devices; a rate shared by all ranks determines how long a device's slots last.
 
-    `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
-    `communicates_in_forward`, a device may wait for other ranks in the middle of a slot; that wait does not
-    count as computation.
+    `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. If
+    `communicates_in_forward` is true, a device may wait for other ranks in the middle of a slot; that wait
+    does not count as computation.
     """
 
     def __init__(
@@ -175,10 +175,10 @@ class SimulatedPace:
             inside.slept_s += goal_s - spent_s
 
     def pace_backward(self, module: nn.Module) -> None:
-        """Spread the gradients across a backward's slot, so that each is ready when its share of the work is
-        done.
+        """Spread the gradients across the slot of a backward pass, so that each is ready when its share of
+        the work is done.
 
-        Communication that starts inside the backward then overlaps with it.
+        Communication that starts during the backward pass then overlaps with it.
         """
         shares = _work_shares(module)
 
@@ -297,7 +297,8 @@ def _round_down(value: float) -> float:
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """Return each parameter's share of the backward's work, by id: estimated from sizes, 0 for embeddings."""
+    """Return each parameter's share of the backward pass's work, by id: estimated from its size, 0 for
+    embeddings."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1

@@ -44,7 +44,7 @@ def data_parallel(
 
     Raises:
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
-        ReplicaError: a replica raised.
+        ReplicaError: a replica raised an error.
     """
     with threads.transfer_phase("scatter"):
         slices = scatter(inputs, threads.devices)

@@ -1,4 +1,4 @@
-"""Weights that a step uses on only some ranks, or on none, while each rank holds a slice of every weight.
+"""Handle weights that a step uses on only some ranks, or on none, although each rank has a slice of each.
 
     before the reduce-scatter   a weight without a gradient on this rank gets zeros, so that every rank
                                 reduces gradients of the same weights

@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that use it, first the stage that provides a buffer's value."""
+        """Map each tensor's id to the stages that use it; for a buffer, the first one provides its value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -314,7 +314,7 @@ def find_chain(
     model: nn.Module, inputs: Any, num_samples: int, differences: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
     """Find the model's sequence of units. `inputs` is a batch of `num_samples` samples, as in training;
-    `differences` is as in equality.py. Raises: ModelError when the model cannot be cut."""
+    `differences` are `known_differences` of equality.py. Raises: ModelError when the model cannot be cut."""
     equality = ChainComparison(model, inputs, differences)
     model_units = getattr(model, "pipeline_units", None)
     if callable(model_units):

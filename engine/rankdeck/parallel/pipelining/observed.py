@@ -203,11 +203,11 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """Replace with placeholders all tensors that the stage does not need; the model's code can still read
-        a weight's dtype from its placeholder.
+        """Replace all tensors that the stage does not need with placeholders, from which the model's code can
+        still read a weight's dtype.
 
-        The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
-        runs the code around the units.
+        The stage keeps its own units, the weights whose ids are in `used`, and buffers outside of units,
+        because every stage runs the code around the units.
         """
         own_modules = {module for name in self._units for module in self.model.get_submodule(name).modules()}
         other = {module for name in self._other_units for module in self.model.get_submodule(name).modules()}
@@ -279,7 +279,7 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Keep the tensors that a unit returned and that a later stage needs."""
+        """Store those tensors in a unit's `output` that a later stage needs."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)

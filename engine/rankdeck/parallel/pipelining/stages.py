@@ -237,8 +237,7 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """A torch stage that sets its runner's microbatch index and counts forward and backward passes and
-    sends."""
+    """A torch stage that sets the microbatch index and counts forward passes, backward passes and sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -334,11 +333,10 @@ class FullBatchStatistics:
         """Index of the microbatch whose forward or backward pass is running."""
         self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
-        """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device.
-        """
+        """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device."""
         self._saved_buffers: tuple[Tensor | None, ...] = ()
         self._written_share = 1.0
-        """Share of the microbatch's own statistics in the values that a norm writes."""
+        """Momentum with which a norm writes the microbatch's statistics into its buffers."""
         self.norms = [module for module in stage.modules() if _is_norm(module)]
         for module in self.norms:
             module.register_forward_pre_hook(self._replace_buffers)

@@ -270,7 +270,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Make a module convert its column-wise layers' input to a DTensor once and sum its gradient once."""
+    """Make a module gather the input of its column-wise layers once, and sum that input's gradient once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -327,7 +327,7 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 def require_hidden_states(module: nn.Module, name: str) -> None:
     """Make a split module inside a block require hidden states (B, T, C) as its input.
 
-    Raises: ModelError in a later forward whose input is a selection of tokens, which differs between ranks.
+    Raises: ModelError in a later forward pass if the input is a selection of tokens, which differs per rank.
     """
 
     def require(hidden: Tensor) -> Tensor:

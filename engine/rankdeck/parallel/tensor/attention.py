@@ -82,7 +82,8 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 def enclosing_block(model: nn.Module, name: str) -> str:
     """Return the list item (a transformer block) that contains a module, or else the module's parent.
 
-    With nested lists, the innermost counts, unless its item contains only the attention layer, as in T5.
+    If lists are nested, this is the item of the innermost list, unless that item contains only the attention
+    layer, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None

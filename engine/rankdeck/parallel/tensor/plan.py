@@ -8,7 +8,7 @@ send its outputs; a column-wise layer followed by a row-wise one sends only once
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives a plan as
+attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user provides a plan as
 name patterns. Units whose slices would give a different result from the full layers are not split
 (plan_check.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
@@ -83,7 +83,8 @@ def make_plan(
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
     """Find the plan of a model's transformer blocks, or of a chain of linear layers if it has no blocks.
 
-    `inputs` is a small batch for the model, used to observe a forward; all ranks of a run call this together.
+    `inputs` is a small batch for the model, used to observe a forward pass; all ranks of a run call this
+    together.
 
     Raises:
         ModelError: nothing can be split, or the heads cannot be divided among the ranks.
@@ -162,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation that needs all features and lies between a unit's columns and its row.
-    All ranks call this together."""
+    """Return the name of the operation between a unit's columns and its row that needs all features. All
+    ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -171,11 +172,11 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Return the tables of position biases, which are added to the scores and hold one number per head (T5);
-    each rank takes the numbers of its heads.
+    """Return the tables of position biases, which are added to the attention scores and have one number per
+    head (T5); each rank takes the numbers of its heads.
 
     Raises:
-        ModelError: another weight lies between the linear layers of an attention layer.
+        ModelError: there is another weight between the linear layers of an attention layer.
     """
     tables: dict[str, None] = {}
     for attention in attentions:
@@ -250,8 +251,8 @@ def _vocabulary_layers(
 def _is_plain_lookup(table: nn.Embedding) -> bool:
     """Check whether an embedding does nothing but look up rows of its table.
 
-    With max_norm, the table changes in each forward; with scale_grad_by_freq, each rank would count only its
-    own words.
+    With max_norm, the table changes in each forward pass; with scale_grad_by_freq, each rank would count only
+    its own words.
     """
     return (
         has_plain_weight(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)

@@ -105,7 +105,7 @@ def find_differences(
     """Return, for each unit, how its slices' results differ from the full layers'; None if they do not
     differ, or if the unit cannot be tried.
 
-    `entered` maps blocks to their arguments in one forward of the model.
+    `entered` maps blocks to their arguments in one forward pass of the model.
     """
     with contextlib.suppress(TrialImpossibleError):
         trial = make_trial(model, plan.num_ranks, inputs)
@@ -148,7 +148,7 @@ def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], lis
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Estimate a forward's cost as weights times tokens; the first input gives the number of tokens."""
+    """Estimate a forward pass's cost as weights times tokens; the first input gives the number of tokens."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0

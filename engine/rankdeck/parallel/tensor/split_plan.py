@@ -134,8 +134,8 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def is_head_table(model: nn.Module, layer: SplitLayer) -> bool:
-    """Check whether the layer is a table of which each rank takes the columns of its heads (T5's position
-    biases)."""
+    """Check whether the layer is an embedding with a column per head (T5's position biases), of which each
+    rank takes the columns of its own heads."""
     is_slice = layer.kind == "column" and not layer.gathers_output
     return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
@@ -155,7 +155,7 @@ _METADATA_NAMES = ("size", "dim", "numel", "stride", "is_floating_point", "is_co
 
 
 class UsedOutsideLayerError(Exception):
-    """Error for a model that uses a split weight outside of its layer's forward."""
+    """Error for a model that uses a split weight outside of its layer's forward pass."""
 
 
 class _SplitWeight:
@@ -188,7 +188,7 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Turn a copy of the model into one rank's model, in place. Only forwards use slices; the copy's
+    """Turn a copy of the model into one rank's model, in place. Only forward passes use slices; the copy's
     parameters are not cut."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)

@@ -46,9 +46,9 @@ input."""
 class SplitDifference:
     """Difference between a split model and the full model.
 
-    `error` is the error that the model's own code raised on the slices; with `is_outside`, it is the name of
-    a weight that was used outside of its layer. Without an error, values differ by up to `relative` times the
-    largest value.
+    `error` is the error that the model's own code raised on the slices; if `is_outside` is true, it is the
+    name of a weight that was used outside of its layer. Without an error, values differ by up to `relative`
+    times the largest value.
     """
 
     error: str | None = None
@@ -68,7 +68,7 @@ class _TrialMode:
     dtype: torch.dtype
     is_perturbed: bool
     buffer_fill: int = 1
-    """Value for buffers that have no values."""
+    """Value with which buffers without values are filled."""
 
 
 _TRIAL_MODES = [
@@ -166,7 +166,7 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """Error for a model whose backward recomputes a forward: the other ranks do not take part in that."""
+    """Error for a model whose backward pass recomputes a forward pass, in which no other rank takes part."""
 
 
 class _ThreadExchange:
