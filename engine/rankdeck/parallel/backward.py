@@ -100,7 +100,7 @@ def loss_of_valid(loss: Loss, outputs: Any, targets: Any, num_valid: int | None)
     with detached_loss_errors():
         if num_valid is None:
             return loss.function(outputs, targets)
-        # With no valid sample, one sample's loss times zero keeps a graph, so that a backward still runs.
+        # With no valid sample, one sample's loss times zero keeps a graph, so that backward still works.
         some = max(num_valid, 1)
         total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
     return (total, count) if num_valid else (total * 0, 0)

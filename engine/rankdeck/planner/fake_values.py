@@ -142,7 +142,7 @@ def _is_read_by(reader: str) -> bool:
         if name == reader:
             return True
         between = name == "torch" or name.startswith(("torch.", "rankdeck."))
-        if not between or name.startswith("torch.optim"):  # called by the scaler; its reads are its own
+        if not between or name.startswith("torch.optim"):  # an optimizer's reads are not its caller's
             return False
         frame = frame.f_back
     return False

@@ -216,7 +216,7 @@ def _combined_candidates(planned: Sequence[PlanLine], base: RunConfig, target: T
         *([Candidate("fsdp")] if target.num_devices > 1 else []),
     ]
     hopeless = {line.label for line in planned if _is_hopeless(line)}
-    # reversed: of equal labels the first candidate, the configured one, is kept.
+    # reversed, so that of equal labels, the first candidate (the configured one) wins.
     by_label = {candidate.label: candidate for candidate in reversed(candidates)}
     return [candidate for label, candidate in by_label.items() if label not in hopeless]
 

@@ -239,8 +239,8 @@ def _to_fp32(value: Any) -> Any:
 
 # Data sets of a plan: batches of fake tensors, with the shapes of a run's largest batches.
 #
-# For a user's own data the largest real batch of each size is read, so that its structure, and numbers beside
-# its tensors, are as in the run.
+# For a user's own data the largest real batch of each size is read, so that its structure, and numbers
+# outside its tensors, are as in the run.
 
 
 def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> SampleSet:

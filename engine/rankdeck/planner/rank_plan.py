@@ -223,7 +223,7 @@ def _plan_device(
     result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
     """Return the memory that the pass's device `device_index` would need on the target's device `index`."""
-    # cuBLAS workspaces lie inside the allocator, from the first matmul on.
+    # cuBLAS workspaces are inside the allocator, from the first matmul on.
     peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
     by_kind = {
         kind: num_bytes for kind, num_bytes in result.devices[device_index].peak_by_kind.items() if num_bytes
@@ -247,7 +247,7 @@ def _plan_device(
         constants_bytes = bytes_outside_allocator(config, device, target.num_devices)
         limit_bytes = device.room_bytes - constants_bytes
         tight_bytes = int(TIGHT_SHARE * device.room_bytes) - constants_bytes
-        # Only near its limit does the allocator release cached segments: only then is the log replayed again.
+        # The allocator releases cached segments only near its limit: only then is the log replayed again.
         if reserved_at_most > tight_bytes:
             needed_bytes, reserved_at_most = reserved(tight_bytes), reserved(limit_bytes)
     return PlannedDevice(

@@ -106,7 +106,7 @@ class _SampleReader:
         self._has_padding = False
 
     def read(self) -> Samples:
-        # Batches of one repeated sample tell "longest" (unchanged) from "sum" (multiplied).
+        # Batches of one repeated sample distinguish "longest" (unchanged) from "sum" (multiplied).
         self._probe_artificial([0, 0])
         self._probe_artificial([0, 0, 0])
         self._read_other_samples()
@@ -161,7 +161,7 @@ class _SampleReader:
         ]
         growth = find_growth(probes)
         if growth.rule == UNKNOWN and not is_of_tensor:
-            return Growth("longest")  # a number that is no size: the batch's own is kept
+            return Growth("longest")  # a number that is not a size: the batch's own is used
         return growth
 
     def _read_other_samples(self) -> None:

@@ -174,7 +174,7 @@ class RecordedAnswers:
         The count restarts from zero when the backward pass recomputes a block.
         """
         counts, backward = vars(self._thread_counts), backward_id()
-        # A recomputed forward reads the same values in the same order, so each backward restarts the count.
+        # A recomputed forward pass reads the same values in order, so each backward pass restarts the count.
         if counts.get(asker, (None, {}))[0] != backward:
             counts[asker] = backward, {}
         num_reads = counts[asker][1]

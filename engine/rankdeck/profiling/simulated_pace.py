@@ -158,7 +158,7 @@ class SimulatedPace:
             # CPU time: on shared cores, wall time would include other ranks.
             slot.compute_s += time.thread_time() - left.cpu_started_s
             slot.num_timed += 1
-        # A backward with paced gradients has slept for its slot already.
+        # A backward pass with paced gradients has already slept for its slot.
         elif left.key[1] in PACED_PHASES and not left.done_share:
             self._sleep_until_share(left, 1.0)
 
@@ -310,7 +310,7 @@ class _FlopCounterMode(DispatchMode):
     current slot."""
 
     def __init__(self, thread: _ThreadState) -> None:
-        from torch.distributed.tensor import DTensor  # half a second that runs at real pace should not pay
+        from torch.distributed.tensor import DTensor  # takes 0.5 s, too much for runs at real pace
 
         super().__init__()
         self._thread = thread

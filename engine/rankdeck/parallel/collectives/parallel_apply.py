@@ -68,7 +68,7 @@ class _Replica:
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
-        # The graph keeps the inputs that its backward needs; the others can be freed.
+        # The graph keeps the inputs that its backward pass needs; the others can be freed.
         self._arguments = ()
         detached = [output.detach() for output in outputs]
         pairs = zip(outputs, detached, strict=True)
@@ -118,7 +118,7 @@ class _ParallelPass:
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run all replicas' backward passes; return the gradients of their parameters, in the order of
         `flat_parameters`, then those of the inputs."""
-        # Emptied, so that a second backward is noticed.
+        # Emptied, so that a second backward pass is detected.
         replicas, self._replicas = self._replicas, []
         if not replicas:
             raise TrainingError(

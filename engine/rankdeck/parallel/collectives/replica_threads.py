@@ -31,7 +31,7 @@ from rankdeck.torch_compat.dispatch import DispatchMode, top_mode
 
 T = TypeVar("T")
 
-# 2**64 divided by the golden ratio, so that the devices' seeds lie far apart.
+# 2**64 divided by the golden ratio, so that the devices' seeds are far apart.
 _STREAM_STRIDE = 0x9E3779B97F4A7C15
 # Keeps seeds in the range that manual_seed accepts.
 _SEED_MASK = 2**63 - 1
@@ -80,7 +80,7 @@ class ReplicaThreads:
         self._draws_random: dict[bool, bool] = {}
         self._has_drawn = False
         self._lock = threading.Lock()
-        # The devices share torch's threads; with all of them each, the cores would be oversubscribed.
+        # The devices share torch's threads: if each used all of them, the cores would be oversubscribed.
         share = max(1, torch.get_num_threads() // devices.num_devices)
         self._threads = [
             ThreadPoolExecutor(1, f"device-{i}", torch.set_num_threads, (share,))

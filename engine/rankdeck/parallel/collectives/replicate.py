@@ -52,7 +52,7 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
     flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
     leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
     with torch.no_grad():
-        # `.data` gives each buffer of a bucket a version counter of its own, as on GPUs: forwards write to
+        # `.data` gives each buffer of a bucket a version counter of its own, as on GPUs: modules write to
         # them one by one.
         copies = _broadcast([buffer.data for buffer in module.buffers()], devices, num_replicas, "buffers")
     buffers = [list(module.buffers()), *([tensor.data for tensor in tensors] for tensors in copies[1:])]

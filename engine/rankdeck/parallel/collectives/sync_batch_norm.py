@@ -33,7 +33,7 @@ def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
         return converted
     for child in module.modules():
         if isinstance(child, BatchNorm) and not isinstance(child, _SyncBatchNorm | nn.SyncBatchNorm):
-            # The object stays, and with it hooks, weights and references to it.
+            # The object stays the same, so its hooks, its weights and references to it stay valid.
             child.__class__ = _sync_class(type(child))  # type: ignore[assignment, arg-type]  # classes hash
     return module
 

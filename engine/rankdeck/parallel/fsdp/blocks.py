@@ -225,8 +225,8 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 # Blocks whose weights are read by code outside of them cannot be groups of their own. A block's weights are
 # gathered while its forward runs, and are slices at any other time. A model that reads
 # `self.blocks[0].weight` in its own forward, or calls a method of a block other than its forward, needs them
-# longer: they belong to the root's group. A forward of a copy on "meta" detects this. Models that it cannot
-# run (code that asks for values) fail in the first step.
+# longer: they belong to the root's group. A forward pass of a copy on "meta" detects this. Models that cannot
+# run on "meta" (code that reads values) fail in the first step.
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:

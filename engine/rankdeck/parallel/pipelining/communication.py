@@ -103,7 +103,7 @@ class StageCommunication:
         If no stage has a gradient for a weight, its gradient stays None, and optimizers do not update it.
         """
         for parameter, group in self.tied_weights():
-            # Asked before zeros fill it in: all ranks take part in the sum, also those without a gradient.
+            # Checked before zeros fill it in: all ranks take part in the sum, even those without a gradient.
             lacks = parameter.grad is None
             num_found = torch.tensor(float(not lacks), device=self.device)
             dist.all_reduce(num_found, group=group)

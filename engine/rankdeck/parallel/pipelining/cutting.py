@@ -303,11 +303,11 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 # Where a model's units come from, in this order:
 #     1. the model's own list: pipeline_units() -> [(name, module), ...]
-#     2. an nn.Sequential, opened
-#     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
+#     2. the items of an nn.Sequential
+#     3. modules that run one after another (observed.py): Hugging Face decoders, BERT, ResNets, ...
 #     4. a trace of its graph (traced.py)
-# Each result is compared with the model (equality.py): one that only looks like a row falls through to 4.
-# If tracing fails too, those cuts of 3 remain that change nothing.
+# Each result is compared with the model (equality.py): if cuts of 3 change results, 4 is tried.
+# If tracing fails too, only those cuts of 3 that change nothing are used.
 
 
 def find_chain(

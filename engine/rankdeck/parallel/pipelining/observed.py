@@ -261,7 +261,7 @@ class _ObservedStage(nn.Module):
         structure of the unit."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
-        # Python looks __call__, which runs the hooks, up on the class.
+        # Python looks up __call__, which runs the hooks, on the class.
         unit.__class__ = _class_without_hooks(kind)
         unit.forward = forward
 

@@ -169,7 +169,7 @@ def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
-        # Outputs that such a loss leaves out get a gradient of zero, where one device has none.
+        # Outputs that such a loss does not read get a gradient of zero; on one device they get none.
         output_tensors(outputs)
         if loss.count_correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
@@ -252,7 +252,7 @@ class _CountingStage(Stage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        # Both halves of a split backward may recompute activations; only one of them updates state.
+        # Both halves of a split backward pass may recompute activations; only one of them updates state.
         name = "backward" if full_backward else "backward-input"
         with self._run_microbatch(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
@@ -297,7 +297,7 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 # A stage's batch norms keep the running statistics of whole batches, as on one device, although they get one
 # microbatch at a time.
 #
-#     each microbatch     mean and squared deviations per channel, put together with those before it
+#     each microbatch     mean and squared deviations per channel, combined with those before it
 #     after the last one  one update of running_mean, running_var and num_batches_tracked
 #
 # So they equal those of one device that takes the whole batch at once. A norm still divides by its

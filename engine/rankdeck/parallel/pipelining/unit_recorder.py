@@ -124,7 +124,7 @@ class UnitRecorder:
 
     def observed_units(self, output: Any) -> list[ObservedUnit]:
         """Return the units that ran exactly once, in call order; `output` is the model's output."""
-        # A cut needs one position in the row, so units that ran several times are left out.
+        # A cut needs one position in the sequence, so units that ran several times are left out.
         times = Counter(call.name for call in self._calls)
         calls = [call for call in self._calls if times[call.name] == 1]
         producers = _Producers()

@@ -69,7 +69,7 @@ class LayerSplit:
         self._ties = tied_names(model)
         _require_equal_ties(model, self._ties, plan)
         self._local_modules = set(model.modules()) if local_modules is None else local_modules
-        # A weight of another rank's module that is here too is tied to one of this rank's, and follows it.
+        # Weights of other ranks' modules are here only if they are tied to this rank's, which they follow.
         self._pending_layers = [
             layer for layer in plan.layers if model.get_submodule(layer.name) in self._local_modules
         ]

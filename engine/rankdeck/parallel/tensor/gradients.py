@@ -90,7 +90,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate  # half a second, not needed for full tensors
 
     placements = list(tensor.placements)
-    # Slices over shard were cut last, from those over tensor, so they are gathered first.
+    # Slices along shard were cut last, from those along tensor, so they are gathered first.
     for axis in range(len(placements)):
         placements[axis] = Replicate()
         tensor = tensor.redistribute(placements=placements)

@@ -99,7 +99,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     entered: dict[str, tuple[Any, ...] | None] = dict.fromkeys(blocks)
     if blocks:
         between = find_layer_flow(model, [*attentions, *pairs], inputs, entered)
-        # A weight inside a pair would see one rank's slice only; such a pair is not split.
+        # A weight inside a pair would get only one rank's slice; such a pair is not split.
         pairs = [pair for pair in pairs if not between.weights[pair.row]]
         biases = _head_bias_tables(model, attentions, between)
         around = between.bypassed
@@ -241,7 +241,7 @@ def _vocabulary_layers(
     output = SplitLayer(name, "column", gathers_output=True)
     # Each rank would apply a padding index to its own rows.
     rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
-    # As much as possible first; a tie to a layer outside rules a choice out.
+    # The largest choice first; a tie to a layer outside of a choice rules it out.
     for chosen in ([*rows, output], [output], rows):
         if not find_loose_tie(model, {layer.name for layer in chosen}):
             return chosen, name if output in chosen else None

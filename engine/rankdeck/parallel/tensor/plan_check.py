@@ -240,7 +240,7 @@ def _truncate_tokens(arguments: Any) -> Any:
         return map_tensors(arguments, cut)
 
 
-# Errors that say why tensor splits nothing of a model, or not the layers of the user's plan, and what works.
+# Errors that explain why a model, or the layers of the user's plan, cannot be split, and what works.
 
 _ALTERNATIVES_ADVICE = phrase("Use ddp, which works with unmodified models, or try fsdp or pipeline.")
 _MAX_TRIED_PAIRS = 8

@@ -215,7 +215,7 @@ def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int
         return sliced
 
     def enter(_module: nn.Module, _args: Any) -> None:
-        # Python looks the instance's dict up before the table of parameters, which stays full.
+        # Python searches the instance's dict before the table of parameters, which stays full.
         vars(module).update(slices())
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
