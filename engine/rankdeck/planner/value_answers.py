@@ -5,7 +5,7 @@ The first of these kinds of answers that works for the model is used, and makes 
 
     largest shapes    upper bound: tensors whose shape depends on values are as large as possible (every token
                       to every expert)
-    recorded values   lower bound: the forward of a small model is computed once on the run's first samples
+    recorded values   lower bound: if the model is small, its forward pass is run on the first samples
     fixed answers     lower bound: the larger of two plans, one with "yes" as the answer to every read, the
                       other with "no"
 

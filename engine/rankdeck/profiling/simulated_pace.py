@@ -1,6 +1,6 @@
 """Simulate compute time: each virtual device takes as long as its FLOPs need at a given rate.
 
-    slot = FLOPs of a forward or backward / rate       the device computes, then sleeps until its slot ends
+    slot = FLOPs of a forward or backward pass / rate     the device computes, then sleeps to the slot's end
 
 Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. In the
 first step every slot's FLOPs are counted, in the second the real computation is timed, and from the third on

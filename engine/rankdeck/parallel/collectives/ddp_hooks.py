@@ -1,4 +1,4 @@
-"""DistributedDataParallel's own compression hooks and backward timings.
+"""Use DistributedDataParallel's own compression hooks and its timings of backward passes.
 
 Two of these hooks have problems: `bf16_compress_hook` refuses to run without NCCL, so the function that it
 wraps, which does not need NCCL, is registered instead; PowerSGD's hook hangs with more than one bucket,

@@ -2,7 +2,7 @@
 
     forward:   scatter the batch -> replicate the model -> parallel_apply -> gather the outputs on device 0
     backward:  gather sends each device its slice of the gradient
-               -> each replica runs its backward on its own device
+               -> each replica runs its backward pass on its own device
                -> replicate sums the gradients of all replicas on device 0
 
 Each stage above is one autograd function, so the backward pass mirrors the forward pass. Device 0 holds the

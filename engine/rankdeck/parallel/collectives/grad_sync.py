@@ -2,8 +2,8 @@
 
     GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
 
-It needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local tensors
-of DTensors. Gradients are sums here, as losses are: nothing is divided.
+`sync` needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local
+tensors of DTensors. Gradients are sums here, as losses are: nothing is divided.
 
     algorithm         sent per rank and step, for G bytes of gradients on n ranks
     native            2(n-1)/n x G (the backend's own all-reduce)

@@ -1,4 +1,4 @@
-"""Third stage of a fan-out: each replica runs forward and backward on its slice, on its device.
+"""Third stage of a fan-out: each replica runs its forward and backward pass on its own slice and device.
 
 The replicas' graphs are detached from the caller's. To autograd in the calling thread, all replicas together
 are one function: its forward method runs all replicas' forward passes in the devices' threads, and its

@@ -88,7 +88,7 @@ def _clone(
 
 
 class _Broadcast(torch.autograd.Function):
-    """Broadcast of parameters; its backward sums their gradients."""
+    """Broadcast of parameters; the backward pass sums their gradients."""
 
     @staticmethod
     def forward(ctx: Any, devices: VirtualDevices, num_replicas: int, *parameters: Tensor) -> Any:

@@ -1,9 +1,9 @@
 """torch's fully_shard on the blocks of any model, with summed gradients, and the bytes that it sends.
 
-Each block is a group of its own: its weights are gathered before its forward and freed after it. Weights
-outside of blocks (embeddings, head) belong to the root's group, which stays gathered from forward to
-backward. The root's group also has the weights of a block if other parts of the model share them or read
-them. Read meta_init.py first.
+Each block is a group of its own: its weights are gathered before its forward pass and freed afterwards.
+Weights outside of blocks (embeddings, head) belong to the root's group, which stays gathered from the forward
+to the backward pass. The root's group also has the weights of a block if other parts of the model share them
+or read them. Read meta_init.py first.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -43,8 +43,9 @@ _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 class Sharding:
     """Settings for sharding weights across the ranks of `mesh`.
 
-    `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers
-    weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their own.
+    `reshard_after_forward` frees a block's weights between its forward and its backward pass; `is_bf16`
+    gathers weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their
+    own.
     """
 
     mesh: DeviceMesh
@@ -101,8 +102,8 @@ class Sharding:
         microsteps.
 
         Gathering P bytes of weights costs (n-1)/n x P, twice per microstep for a block that is freed after
-        its forward. G bytes of gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with
-        gloo, which all-reduces all gradients and drops the other ranks' slices.
+        its forward pass. G bytes of gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G
+        with gloo, which all-reduces all gradients and drops the other ranks' slices.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
@@ -231,7 +232,7 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
     """Run the model on `inputs`, a small batch; return each block whose weights are read outside of the
-    block's own forward.
+    block's own forward pass.
 
     All ranks of a run call this together and get rank 0's result.
     """
@@ -263,7 +264,7 @@ def _copy_on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Function mode that records each block whose weights are read outside of its own forward."""
+    """Function mode that records blocks whose weights are read outside of the block's own forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Handle weights that a step uses on only some ranks, or on none, although each rank has a slice of each.
+"""Handle weights that some or all ranks do not use in a step, although each rank has a slice of them.
 
     before the reduce-scatter   a weight without a gradient on this rank gets zeros, so that every rank
                                 reduces gradients of the same weights
-    after backward              ranks compare used weights: a weight that no rank used gets no gradient
+    after the backward pass     ranks compare used weights: a weight that no rank used gets no gradient
 
 All ranks gather blocks together, each rank in the order in which it computes them: if ranks computed
 different blocks, slices of one block would be gathered into another block. A check after the backward pass

@@ -3,7 +3,7 @@
 Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
 around them. Units are the children of the model, with lists and Sequentials replaced by their items. A cut is
 possible before a unit whose first argument carries gradients. A stage is a copy of the model's structure that
-shares its weights and runs the model's own forward, including its code between modules (masks, rotary
+shares its weights and runs the model's own forward method, including its code between modules (masks, rotary
 positions, flattening).
 
     tensors that cross a cut  the first argument of the unit after it, and every other tensor that was made
@@ -11,7 +11,7 @@ positions, flattening).
                               a decoder's blocks, position biases that the first block makes for all)
     units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
     units of the stage        get the received tensors in place of arguments that come from earlier stages
-    unit after the stage      ends the forward: its arguments are sent to the next stage
+    unit after the stage      ends the forward pass: its arguments are sent to the next stage
     weights                   those of the stage's units, and those of other units that the stage's results
                               depend on: an embedding table that is also the head's weight, a temperature, a
                               gate between layers

@@ -1,9 +1,9 @@
 """Handle state that forward passes change, for batches split into microbatches or across devices.
 
     before a batch    every chunk starts from the same state
-    after a batch     values that are equal in all chunks stay; floating-point values are averaged, weighted
-                      by samples; counts of samples are added up; for other values that differ, the first
-                      chunk's value is used
+    after a batch     values that are equal in all chunks are used as they are; floating-point values are
+                      averaged, weighted by samples; counts of samples are added up; for other values that
+                      differ, the first chunk's value is used
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; in all other batches only that

@@ -3,9 +3,9 @@
     column-wise   full input on every rank, weight cut by outputs; backward sums the input's gradient
     row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
-Each attention layer and feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
-With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum becomes a
-reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
+Each attention layer and feed-forward block needs two sums of (B, T, C), one per forward and one per backward
+pass. With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum
+becomes a reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
 
 torch unties tied weights when it replaces them; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
