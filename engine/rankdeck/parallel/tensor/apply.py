@@ -43,7 +43,7 @@ class LayerSplit:
 
     Create it before anything is split, with the plan of the whole model; call `split` for each part, then
     `finish` once. Parts may be any modules of the model. If this rank holds only some modules,
-    `local_modules` lists them all, `stage_plan` is the part of the plan that lies entirely in one pipeline
+    `local_modules` lists them all, `stage_plan` is the part of the plan that is entirely in one pipeline
     stage, and each item of `block_runs` lists blocks that this rank computes one after another.
 
     Raises:

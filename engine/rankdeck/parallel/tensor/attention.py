@@ -237,7 +237,8 @@ ELEMENTWISE = (
 class FeedForwardPair:
     """Column-wise layers that share their input, and the row-wise layer after them.
 
-    `width` is the number of features between columns and row; `block` is the block that contains them.
+    `width` is the number of features between the column-wise layers and the row-wise layer; `block` is the
+    block that contains all of these layers.
     """
 
     columns: tuple[str, ...]

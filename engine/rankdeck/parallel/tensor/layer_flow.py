@@ -37,8 +37,9 @@ _FEATURE_OPS = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 class LayerFlow:
     """Result of observing one forward pass.
 
-    `weights` maps each group's row to the names of the weights between its columns and that row; `bypassed`
-    are modules whose input reaches their output on a path around the rows inside them.
+    `weights` maps the row-wise layer of each group to the names of the weights between the group's
+    column-wise layers and that layer; `bypassed` are modules whose input reaches their output on a path
+    around the row-wise layers inside them.
     """
 
     weights: Mapping[str, tuple[str, ...]]
@@ -166,8 +167,8 @@ _FEATURE_OP_TEXTS = {
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
-    """Return the name of the last operation between the columns and their row that depends on all features,
-    or None if it is unknown."""
+    """Return the name of the last operation between the layers `columns` and `row` that depends on all
+    features, or None if it is unknown."""
 
     def operation(nodes: _ModuleNodes) -> Phrase | None:
         for node in _nodes_between(nodes.output_nodes(columns), nodes.inputs.get(row, ())):
@@ -184,7 +185,8 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
 def _iter_weights(
     nodes: _ModuleNodes, group: Group, names: Mapping[int, str], *, includes_feature_ops: bool
 ) -> Iterator[str]:
-    """Yield the weights used between the columns' outputs and the row's input, nearest to the row first.
+    """Yield the weights used between a group's column-wise layers and its row-wise layer, nearest to the
+    row-wise layer first.
 
     If `includes_feature_ops` is true, also yield the names of operations that depend on all features.
     """
@@ -218,7 +220,7 @@ def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
     """Yield the weights that may be between the layers of a group, judging by the order of declaration.
 
     For an attention layer, these are all weights of its module except those of its split layers; for a pair,
-    the weights declared between its columns and its row.
+    the weights declared between its column-wise layers and its row-wise layer.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

@@ -163,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation between a unit's columns and its row that needs all features. All
-    ranks call this together."""
+    """Return the name of the operation that needs all features, between a unit's column-wise layers and its
+    row-wise layer. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -265,7 +265,8 @@ def _is_plain_lookup(table: nn.Embedding) -> bool:
 def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind]) -> SplitPlan:
     """Build the user's plan from `patterns`, which map name patterns ("blocks.*.up") to "column" or "row".
 
-    If no row follows a column in the model's order, the column's outputs are gathered after it.
+    If no row-wise layer follows a column-wise layer in the model's order, the outputs of the column-wise
+    layer are gathered after it.
 
     Raises:
         ModelError: a pattern matches nothing that can be split, or a matched weight is also used elsewhere.

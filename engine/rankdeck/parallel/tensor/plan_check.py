@@ -1,8 +1,9 @@
 """Check a plan before anything is split: slices of each unit must give the same result as the full layers.
 
-A unit is a set of layers that are split together or not at all: columns with the row after them, or the
-layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large model is run on
-shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for all ranks.
+A unit is a set of layers that are split together or not at all: column-wise layers with the row-wise layer
+after them, or the layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large
+model is run on shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for
+all ranks.
 """
 
 from __future__ import annotations

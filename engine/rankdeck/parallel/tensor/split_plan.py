@@ -34,9 +34,9 @@ class SplitLayer:
 class SplitPlan:
     """Plan for splitting a model across `num_ranks` ranks.
 
-    `input_modules` are modules whose input feeds several columns; the gradient of that input is summed once.
-    `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
-    `unsplit_attentions` names the last layer of each unsplit attention layer.
+    `input_modules` are modules whose input goes to several column-wise layers; the gradient of that input is
+    summed once. `blocks` are the transformer blocks in order; `output` names the output layer if it is split
+    by classes, and `unsplit_attentions` names the last layer of each unsplit attention layer.
     """
 
     num_ranks: int
@@ -59,10 +59,10 @@ class SplitPlan:
         )
 
     def restrict_to_stages(self, model: nn.Module, stages: Sequence[Collection[nn.Module]]) -> SplitPlan:
-        """Return the part of the plan in which each group of layers lies entirely in one of the stages.
+        """Return the part of the plan in which each group of layers is entirely in one of the stages.
 
-        Columns and the row after them are split together or not at all: the activation between them is a
-        slice, but stages send full activations.
+        Column-wise layers and the row-wise layer after them are split together or not at all: the activation
+        between them is a slice, but stages send full activations.
         """
         layers: list[SplitLayer] = []
         for group in self.groups():
@@ -92,8 +92,8 @@ class SplitPlan:
         )
 
     def groups(self) -> Iterator[list[SplitLayer]]:
-        """Yield groups of consecutive columns with the row after them; a layer that gathers its output is its
-        own group."""
+        """Yield groups of consecutive column-wise layers with the row-wise layer after them; a layer whose
+        output is gathered is a group of its own."""
         group: list[SplitLayer] = []
         for layer in self.layers:
             if layer.gathers_output:
