@@ -262,7 +262,8 @@ def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes
 
 @contextlib.contextmanager
 def _process_group(request: PassRequest) -> Iterator[None]:
-    """Keep a fake process group open if the strategy uses ranks; its collectives complete at once."""
+    """Enter a context with a fake process group if the strategy uses ranks; its collectives complete at
+    once."""
     if request.config.strategy_spec.one_process:
         yield
         return

@@ -42,8 +42,9 @@ class FakeValues:
     The training loop and torch read losses, norms and flags reduced across ranks, none of which affects
     memory; any two tensors compare as equal. What a model computes may depend on a value that it reads. Such
     a read is answered by `answers` (value_answers.py); without `answers`, it raises the usual error of fake
-    tensors. If the model only checks whether a batch has no padding, `has_padding` decides. The loss scaler,
-    which checks whether gradients are infinite, gets 0: otherwise no optimizer step would ever run.
+    tensors. If Hugging Face's masking code checks whether a batch has no padding, the answer follows from
+    `has_padding`. The loss scaler, which checks whether gradients are infinite, gets 0: otherwise no
+    optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:
@@ -89,7 +90,7 @@ class FakeValues:
         return bool(self.module_depth) or (self._answers is not None and in_backward())
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """Return the result of an operation."""
+        """Return the result of the operation `func` on fake tensors."""
         if func in VALUE_OPS and _is_read_by(MASKING_MODULE):
             return not self._has_padding
         if func in VALUE_OPS and not self._is_model_reading():

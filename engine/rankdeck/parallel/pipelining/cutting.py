@@ -144,8 +144,8 @@ def cut_model(
     """Cut the model into `num_stages` stages, as strategy.cuts or strategy.balance specifies.
 
     `inputs` is a batch of `num_samples` samples as each stage will get it. `read_outputs` returns the model
-    outputs that the loss reads; pass it if gradients are sent from stage to stage. `known_differences` is as
-    in equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
+    outputs that the loss reads; pass it if gradients are sent from stage to stage. `known_differences` is
+    described in equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples, known_differences)
     holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer needs at least one

@@ -240,7 +240,7 @@ def _run_model(model: nn.Module, inputs: Any) -> _Results:
 
 
 def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
-    """Return the chain's results and set `chain.owners`."""
+    """Return the chain's results; set `chain.owners` by comparing buffers with those in `expected`."""
     collected = _Results()
     with _check_placeholders(chain) as look_at, _isolated_units(chain) as (units, buffers):
         for _ in range(_NUM_STEPS):
