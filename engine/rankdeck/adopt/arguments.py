@@ -117,8 +117,12 @@ class ScriptValues:
 def _find_field(
     source: ScriptSource, call: ast.Call, called: str, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return the expression for a field: the argument in the call that creates the object, or the field's
-    default."""
+    """Return the expression for field `name` of the object that `call` creates, and the file with that
+    expression.
+
+    This is the argument of the call or, without one, the value that the class assigns to the field. `called`
+    is the dotted name of the class.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return source, keyword.value

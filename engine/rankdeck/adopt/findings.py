@@ -61,7 +61,8 @@ def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
 
 
 def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
-    """Return the reference by which a configuration names the model, whose observed class is `model`."""
+    """Return the reference by which a configuration names the model. `origin` is the expression that creates
+    the model, if found; `model` is the observed name of its class."""
     if origin is not None and isinstance(origin.node, ast.Call):
         return (
             _check_wrapped_model(origin)
@@ -233,7 +234,8 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return a reference to the callable that returns the dataset, alone or as the first item of a pair."""
+    """Return a reference to the callable that returns the dataset, or a pair whose first item is the
+    dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""
