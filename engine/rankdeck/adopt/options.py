@@ -241,8 +241,8 @@ _CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_
 
 
 def find_seed(script: ScriptFiles) -> Finding | None:
-    """Return the first seed that the script sets in torch and whose value can be determined from the source;
-    PLACEHOLDER if no value can be determined, None if no seed is set."""
+    """Return the first torch seed that the script sets to a value that can be determined from the source;
+    PLACEHOLDER if there is no such value, None if the script sets no seed."""
     unread = None
     for source, call in script.calls(*_SEED_FUNCTIONS):
         node = call_argument(call, "seed", 0)

@@ -51,10 +51,10 @@ def train(
 ) -> Run:
     """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
-    `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
-    whatever its outcome (`run.check()` raises for a failed run); until then, `progress` shows the run's
-    progress, and Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run
-    continues even after this process has ended.
+    `overrides` changes options, as in {"train.steps": 50}. If `wait` is True, return once the run has ended,
+    whatever its outcome (`run.check()` raises for a failed run); until then, the run's progress is shown if
+    `progress` is True, and Ctrl-C stops the run and raises KeyboardInterrupt. If `wait` is False, return at
+    once; the run continues even after this process has ended.
 
     Raises:
         RankdeckError: the configuration cannot be run.

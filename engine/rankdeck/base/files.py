@@ -26,8 +26,8 @@ def write_atomic(
 ) -> None:
     """Write a temporary file and rename it over `path`: readers see the old contents or the new ones.
 
-    `contents` may be a function that writes the file, given its path. A symlink is followed. A device or a
-    pipe (/dev/stdout) is written to directly, because a rename would replace it with a file.
+    `contents` may be a function that writes the file to the path that it receives. A symlink is followed. A
+    device or a pipe (/dev/stdout) is written to directly, because a rename would replace it with a file.
 
     Raises:
         OSError: the folder cannot be created or the file cannot be written. No partial file remains.
@@ -81,7 +81,7 @@ def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *
     """Write like `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from an
     untrusted source.
 
-    With `sync`, the file's bytes are on disk before the rename; the caller syncs the folder.
+    If `sync` is True, the file's bytes are on disk before the rename; the caller syncs the folder.
 
     Raises:
         OSError: the file cannot be written. No partial file remains.

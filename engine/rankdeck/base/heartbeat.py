@@ -92,7 +92,7 @@ def parse_lost_lines(phase: str) -> tuple[int, str] | None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that forked it ends, even after an exec.
 
-    If `parent`, the expected parent's process id, is given and that process has already ended, exit at once.
+    If `parent` is the id of a process that is no longer this process's parent, exit at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -102,7 +102,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """Writer of a rank's heartbeats to slot `rank` of the page at `path`. No method blocks or raises."""
+    """Writer of a rank's heartbeats to slot `rank` of the supervisor's memory file at `path`. No method
+    blocks or raises."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._slot = rank * _SLOT_BYTES
@@ -161,11 +162,11 @@ class HeartbeatPage:
 
     @property
     def path(self) -> str:
-        """Path of the page, for ranks to open."""
+        """Path under which ranks open the memory file."""
         return f"/proc/{os.getpid()}/fd/{self._handle}"
 
     def close(self) -> None:
-        """Close the page; the readers keep their last beats."""
+        """Close the memory file; the last beats remain available from the readers."""
         if self._handle >= 0:
             for reader in self.readers:
                 reader.close()

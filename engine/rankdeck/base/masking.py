@@ -34,7 +34,7 @@ _OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
     """Return whether an option, key or variable with this name holds a secret: hf_token, --password, API_KEY.
 
-    With `any_key`, every name that ends in "key" counts as secret.
+    If `any_key` is True, every name that ends in "key" counts as secret.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:

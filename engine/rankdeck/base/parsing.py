@@ -63,7 +63,8 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def check_depth(*values: Any) -> None:
-    """Check, in a `__post_init__`, the nesting depth of values that msgspec decoded without a schema.
+    """Check how deeply values are nested. A struct calls this in its `__post_init__`, for values that msgspec
+    decoded without a schema.
 
     Raises: ValueError if a value is nested too deeply.
     """
