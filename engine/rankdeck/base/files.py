@@ -32,7 +32,7 @@ def write_atomic(
     Raises:
         OSError: the folder cannot be created or the file cannot be written. No partial file remains.
     """
-    # All packages write whole files with this function; of five earlier ones each failed for symlinks or
+    # All packages write whole files with this function; each of five earlier functions failed for symlinks or
     # pipes, or left partial files. Only the guard has its own: it imports nothing, and reserves the space for
     # end.json.
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -232,7 +232,7 @@ def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         OSError: for the same reasons as in `open_regular`, or because the file is larger than `most_bytes`.
     """
-    # One byte more tells a file of exactly this size from a larger one.
+    # One more byte distinguishes a file of exactly this size from a larger one.
     data = read_at(path, 0, most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=most_bytes), str(path))

@@ -170,7 +170,7 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             lines.setdefault(table + _split_key(key[1]), number)
-        # Lines inside a multi-line string are no keys.
+        # Lines inside a multi-line string are not keys.
         for mark in ('"""', "'''"):
             if line.count(mark) == 1:
                 fence = mark

@@ -173,7 +173,7 @@ def make_host_leaders(rank: int, world_size: int, local_rank: int) -> HostLeader
     leads: list[Any] = [None] * world_size
     dist.all_gather_object(leads, local_rank == 0)
     ranks = [number for number, is_first in enumerate(leads) if is_first]
-    # gloo, because files are sent from CPU memory. All ranks must call this, also those that are no leaders.
+    # gloo, because files are sent from CPU memory. All ranks must call this, even if they are not leaders.
     group = dist.new_group(ranks, backend="gloo")
     if rank not in ranks:
         return None

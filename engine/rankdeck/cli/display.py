@@ -83,7 +83,7 @@ class PlainDisplay(Display):
                 )
             case events.Verified():
                 self.show_message(verified_text(event))
-            # The line of the evaluated step comes first. `fold` may include later steps, whose lines must
+            # The line of the evaluated step comes first. `state` may include later steps, whose lines must
             # wait.
             case events.Evaluation():
                 self._print_progress(state, up_to=event.step)

@@ -77,7 +77,7 @@ def _sibling_configs(path: Path) -> list[str]:
     try:
         # Limited, because the suggestion compares the text with each of these names.
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
-    # CONFIG may be no valid path at all, such as a too long name.
+    # CONFIG may not be a valid path at all: it may be too long, for example.
     except (OSError, ValueError):
         return []
 
@@ -119,8 +119,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset's name. Run names do not contain it,
-    since runs are named after what they train."""
+    """Return the newest run whose command line contains this preset's name. Run names do not contain the
+    preset's name, because a run is named after what it trains."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 

@@ -36,7 +36,7 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 class RunOptions:
     """Arguments of `rankdeck run`.
 
-    `command` is the script with its arguments or, if `entry` is given, only extra arguments for the entry's
+    `command` is the script with its arguments or, if `entry` is set, only extra arguments for the entry's
     script.
     """
 

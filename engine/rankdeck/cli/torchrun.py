@@ -65,7 +65,7 @@ UNSUPPORTED_FLAGS = {
 
 
 class ScriptCommand(TyperCommand):
-    """Command that accepts torchrun's options besides its own, and leaves the script's arguments alone."""
+    """Command that accepts torchrun's options besides its own, and does not parse the script's arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ours, theirs = split_script_arguments(args, self.value_options())

@@ -24,7 +24,8 @@ LESS, MORE = "less", "more"
 
 
 class RowSpec(NamedTuple):
-    """Row definition. `better`: LESS, MORE or "" (not ranked). `ranking`: kind of metric (differences.py)."""
+    """Definition of a row. `better` is LESS, MORE or "" (not ranked); `ranking` is the kind of metric, a
+    constant of differences.py."""
 
     key: str
     label: str
@@ -80,10 +81,10 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` holds the indices of the best runs; `differences` holds each run's difference from the
-    baseline ("" if there is none to show).
+    """A row of a comparison. `best` has the indices of the best runs, and `differences` has each run's
+    difference from the baseline ("" if there is none to show).
 
-    `not_ranked` says why no value is best. `sources` are the sources of the values, by run.
+    `not_ranked` is the reason why no value is best. `sources` are the sources of the values, by run.
     """
 
     key: str
