@@ -42,8 +42,8 @@ CHECK_BUILD = "model of the check"
 CHECK_STEP = "step of the check"
 CHECK_PHASES = (VERIFYING, CHECK_BUILD, CHECK_STEP)
 _FIRST_STEP = FIRST_STEP.encode()
-# Exit status 0 does not prove success: os._exit(0) in a user's loss returns it too. And a crash after the work
-# is not a failure. The last heartbeat is in memory, so a full disk cannot hide it.
+# Exit status 0 does not prove success, as os._exit(0) in a user's loss returns it too; and a crash after the
+# work is not a failure. The last heartbeat is in memory, so a full disk cannot hide it.
 FINISHED = "finished"
 """Phase of the last beat of a rank that has done all its work, regardless of how its process ends."""
 _LOST_LINES = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")

@@ -170,7 +170,7 @@ class InterruptCounter:
 
     def handle_pending(self) -> bool:
         """Act on the signals received since the last call; return False after the third signal."""
-        # The first signal stops the run in an orderly way, the second at once; the third only ends this command.
+        # The first signal stops the run in order, the second at once; the third only ends this command.
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
             now = self._num_handled == 2
