@@ -1,8 +1,9 @@
 """Evaluates expressions of a script without executing it.
 
 Literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration objects, and
-argparse options are supported. An entry or a field is unknown if the script may reassign it anywhere. A
-parser built from the literal arguments of the script's `add_argument` calls parses the run's command line.
+argparse options are supported. An entry or a field is unknown if the script may reassign it anywhere. To
+parse the run's command line, a parser is built from the literal arguments of the script's `add_argument`
+calls.
 """
 
 from __future__ import annotations

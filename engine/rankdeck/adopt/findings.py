@@ -148,7 +148,8 @@ def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSou
 def find_trainer_argument(
     script: ScriptFiles, name: str, at: int | None = None
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return an argument of the call that creates a transformers Trainer."""
+    """Return the argument `name`, or the one at position `at`, of the call that creates a transformers
+    Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
         argument = call_argument(call, name, at)
         if argument is not None:

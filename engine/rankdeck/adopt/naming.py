@@ -68,7 +68,8 @@ class Namer:
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
-        """Suggest that the user write a function that returns the value of the script's expression."""
+        """Suggest that the user write a function called `wrapper` that returns the value of the script's
+        expression at `origin`."""
         return Finding(
             notes=[
                 f"Created in {origin.location}: {origin.text}",

@@ -174,6 +174,8 @@ class Raced:
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Raced:
         """Return once the race is over.
 
+        If `progress` is True, print a line per entry. Ctrl-C stops the race and raises KeyboardInterrupt.
+
         Raises:
             RankdeckError: the race is not over within `timeout_s`; it continues.
         """

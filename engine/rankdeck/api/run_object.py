@@ -68,7 +68,7 @@ class Run:
     # Waiting and stopping.
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
-        """Return once the run has ended.
+        """Return once the run has ended; if `progress` is True, show its progress until then.
 
         If this process started the run, Ctrl-C stops the run gracefully and raises KeyboardInterrupt; a
         second Ctrl-C stops it at once.

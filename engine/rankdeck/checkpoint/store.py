@@ -139,8 +139,8 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Write a checkpoint; return its size in bytes and the names of the state entries that it does not
-        contain. Raises: CheckpointError, as for `save`."""
+        """Write a checkpoint (one number per tensor if `dry` is True); return its size in bytes and the names
+        of the state entries that it does not contain. Raises: CheckpointError, as for `save`."""
         wait_for_folder(self.folder.parent)  # it may just be being moved
         snapshots: list[RankSnapshot] = []
 

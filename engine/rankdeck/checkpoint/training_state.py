@@ -61,9 +61,9 @@ class TrainingState:
 class RankSnapshot:
     """One rank's contribution to a checkpoint.
 
-    `tensors` have names that all ranks share; `per_rank` belongs to this rank alone. `json_values` are the
-    JSON values of this rank, `remote_values` those of modules that other ranks run. `unsaved` names the state
-    that no file can store.
+    `tensors` have names that all ranks share; `per_rank` are tensors of this rank alone. `json_values` are
+    this rank's values as JSON, `remote_values` those of modules that other ranks run. `unsaved` names the
+    state that no file can store.
     """
 
     tensors: dict[str, Tensor]
@@ -276,7 +276,7 @@ def _make_target(
     group: Mapping[str, Any],
     weights_dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return a tensor like the one that the optimizer would create for this parameter.
+    """Return a tensor like the one that the optimizer would create for a parameter's state entry `name`.
 
     Return None if this rank's shard of the saved tensor cannot be determined. State saved in `weights_dtype`,
     the dtype of the saved weight, gets the parameter's dtype.

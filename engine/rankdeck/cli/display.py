@@ -33,7 +33,7 @@ class Display:
         pass
 
     def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
-        """Show an event that `state` already includes."""
+        """Show an event of `writer`, such as "rank-0"; `state` already includes the event."""
 
     def tick(self, state: RunState) -> None:
         """Update the display; called several times a second, with or without new events."""

@@ -76,7 +76,8 @@ def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as
 def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Check that these hosts can train together in one run, and print warnings.
+    """Check that these hosts can train together in one run, and print warnings. `address` is the
+    coordinator's, and `code` is the folder of user code that the hosts will run.
 
     Raises:
         ConfigError: there is only one host.

@@ -129,8 +129,8 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """Yield each strategy's row as soon as it is planned, then fixes for the configured strategy; if no
-    strategy fits, also yield combinations of fixes that make a strategy fit."""
+    """Yield each strategy's row as soon as it is planned. If `advice` is True, then yield fixes for the
+    configured strategy and, if no strategy fits, combinations of fixes that make a strategy fit."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # Refuse mistakes here, before the seconds that importing torch takes.

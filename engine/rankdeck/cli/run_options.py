@@ -232,7 +232,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
 
 
 def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
-    """Check that the script is a Python file.
+    """Check that the script is a Python file; `exists` is whether a file with its name exists.
 
     Raises:
         ConfigError: the script is python or torchrun itself, a shell script, or a known launcher.

@@ -97,7 +97,8 @@ class ScriptCommand(TyperCommand):
 
 
 def split_script_arguments(argv: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into (options, script with its arguments); a "--" between them is dropped."""
+    """Split a command line into (options, script with its arguments); a "--" between them is dropped.
+    `with_value` are the command's own options that take a value."""
     value_options = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
     ours, rest = list[str](), list(argv)
     while rest:

@@ -122,8 +122,8 @@ class ComparedRun:
 
 
 def build_compared_run(at: RunRef, state: RunState, background: RunSetup, outcome: str) -> ComparedRun:
-    """Build the column of a run, or of a single attempt if the state was built from that attempt's events
-    alone."""
+    """Build the column of a run, or of a single attempt if `state` was built from that attempt's events
+    alone. `background` is the setup of the run or attempt."""
     started, observed = state.started, _observed(state, background)
     devices = [device for device in state.devices.values() if device.info is not None]
     metrics = (
