@@ -105,7 +105,7 @@ def _check_wrapped_model(origin: Origin) -> Finding | None:
 
 
 def _check_missing_forward(origin: Origin) -> Finding | None:
-    """Return a finding that rejects a LightningModule without forward, whose loss is computed in
+    """Return a finding that rejects a LightningModule without a forward method, whose loss is computed in
     training_step."""
     call = origin.node
     assert isinstance(call, ast.Call)

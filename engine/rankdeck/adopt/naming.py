@@ -3,7 +3,7 @@ calls.
 
 A reference is "path/to/file.py:name" or "package.module:name", and arguments are passed by name. So the
 function or class must be at the top level of a file that does not start training when it is imported, and its
-arguments must be plain values. Otherwise a `Finding` says what the user should write.
+arguments must be plain values. Otherwise, a `Finding` describes what the user should write.
 """
 
 from __future__ import annotations

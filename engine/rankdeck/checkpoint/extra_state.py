@@ -36,7 +36,7 @@ _TORCH_KEYS = {
     "attribute": MODULE_ATTRIBUTES,
 }
 _HOOKS_PREFIX = "_optimizer_"
-"""Prefix of the attributes in which torch keeps an optimizer's hooks."""
+"""Prefix of the attributes in which torch stores an optimizer's hooks."""
 
 
 class ExtraState:
@@ -142,8 +142,8 @@ def join_path(path: str, name: object) -> str:
 
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return an optimizer and the optimizers that it holds as attributes, by path; the outermost optimizer
-    has the path ""."""
+    """Return an optimizer and, recursively, the optimizers among its attributes, by path; its own path is
+    ""."""
     optimizers = {"": optimizer}
     queue = deque(optimizers.items())
     while queue:

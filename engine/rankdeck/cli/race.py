@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CONFIRM_ABOVE_S = 120.0
 """Expected duration above which a race that is started in a terminal asks for confirmation."""
 MIN_STEPS, MAX_STEPS = 20, 1000
-"""Limits of --steps; with fewer than 20 steps, the median step time says little."""
+"""Limits of --steps; with fewer than 20 steps, the median step time is unreliable."""
 _POLL_INTERVAL_S = 0.05
 
 

@@ -227,7 +227,7 @@ def _pipeline_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _anatomy_rows(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
-    """Yield a row with the longest phases of the lead device in the last sampled step."""
+    """Yield a row with the longest phases of the last sampled step on the first device in `anatomy`."""
     if anatomy:
         lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]

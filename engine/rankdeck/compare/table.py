@@ -222,8 +222,8 @@ def _common_label(first: str, last: str) -> str:
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
     """Return (first step, last step, each run's mean loss) for the last few steps completed by every run.
 
-    None if all runs have completed the same number of steps, or if fewer than two runs have losses in those
-    last few steps.
+    Return None if all runs have completed the same number of steps, or if fewer than two runs have losses in
+    those last few steps.
     """
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]

@@ -1,6 +1,6 @@
 """Collects all problems in a configuration, each with its path, its line and advice.
 
-`ProblemReport` holds the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
+`ProblemReport` collects the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
 rules.py for the checks within and between tables.
 """
 
