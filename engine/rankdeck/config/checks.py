@@ -1,7 +1,7 @@
 """Collects all problems in a configuration, each with its path, its line and advice.
 
-`ProblemReport` collects the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
-rules.py for the checks within and between tables.
+`ProblemReport` collects the problems; `validate_choice` and `find_spec` check choices against the catalog.
+Read rules.py for the checks within and between tables.
 """
 
 from __future__ import annotations
