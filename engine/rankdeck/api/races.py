@@ -51,9 +51,9 @@ def race(
     the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as
     for `train`.
 
-    With `wait`, return once the race is over; until then, `progress` prints a line per entry, and Ctrl-C
-    stops the race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race
-    has been planned; it continues in its own process.
+    If `wait` is True, return once the race is over. Until then, a line is printed for each entry if
+    `progress` is True, and Ctrl-C stops the race, keeps its measurements and raises KeyboardInterrupt. If
+    `wait` is False, return once the race has been planned; it continues in its own process.
 
     Raises:
         RankdeckError: an argument is invalid, no strategy fits, or the race cannot be started.
@@ -173,6 +173,8 @@ class Raced:
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Raced:
         """Return once the race is over.
+
+        If `progress` is True, print a line per entry. Ctrl-C stops the race and raises KeyboardInterrupt.
 
         Raises:
             RankdeckError: the race is not over within `timeout_s`; it continues.

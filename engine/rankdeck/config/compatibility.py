@@ -37,7 +37,8 @@ class Incompatibility:
     """A row of INCOMPATIBILITIES.
 
     Empty `strategies` means all strategies. `path` is the dotted path of the option that is reported.
-    `changes` fixes the problem (see Problem); `advice` describes that fix and its alternatives.
+    `changes` are the changes that fix the problem, as in Problem.cure; `advice` describes them and their
+    alternatives.
     """
 
     strategies: tuple[str, ...]
