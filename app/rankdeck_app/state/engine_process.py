@@ -266,7 +266,7 @@ class Launch(QObject):
         if problems:
             return problems
         output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or tr("no output")
-        text = tr("The engine ended with code {exit_code}: {output}", exit_code=exit_code, output=output)
+        text = tr("The engine ended with exit code {exit_code}: {output}", exit_code=exit_code, output=output)
         advice = tr("Set engine.python to a Python interpreter with rankdeck installed.")
         return [Problem("engine", text, advice=advice)]
 

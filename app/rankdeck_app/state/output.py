@@ -110,7 +110,7 @@ def _evaluation_text(event: events.Evaluation) -> str:
     if event.accuracy is None:
         return tr("evaluation at step {step}: held-out loss {loss}", step=event.step, loss=loss)
     return tr(
-        "evaluation at step {step}: held-out loss {loss} accuracy {accuracy:.2%}",
+        "evaluation at step {step}: held-out loss {loss}, accuracy {accuracy:.2%}",
         step=event.step,
         loss=loss,
         accuracy=event.accuracy,

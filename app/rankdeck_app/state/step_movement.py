@@ -172,7 +172,8 @@ class StepMovement(PlannerClient):
             return  # the draft has changed meanwhile
         if needs_trust:
             self.problem = tr(
-                "Drawing a step of this configuration runs its own code, which is not trusted yet."
+                "To draw a step of this configuration, its own code must be run, and that code is not "
+                "trusted yet."
             )
             self.needs_trust = True
         else:

@@ -31,8 +31,8 @@ from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear_layout, column, push
 
 _TWO_COLUMN_WIDTH = 760
 _MODULE_SUBTITLES = (
-    tr_noop("when it failed: weights, gradients and optimizer; activations belong to no module"),
-    tr_noop("when it failed, without activations"),
+    tr_noop("at the failed allocation: weights, gradients and optimizer; activations belong to no module"),
+    tr_noop("at the failed allocation, without activations"),
     tr_noop("without activations"),
 )
 _NO_MODULES = tr_noop("not reported")

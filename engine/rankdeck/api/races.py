@@ -99,7 +99,9 @@ def _start_race(config: RunConfig, options: Sequence[str]) -> Path:
         return Path(result.path)
     if result.problems:
         raise ConfigError(result.problems[0].message, problems=result.problems)
-    message = phrase("The race could not be started: it exited with status {status}", status=done.returncode)
+    message = phrase(
+        "The race could not be started: its process exited with status {status}", status=done.returncode
+    )
     if last:
         message = phrase("The race could not be started: {last}", last=last.decode("utf-8", "replace"))
     raise RankdeckError(message, code="race")

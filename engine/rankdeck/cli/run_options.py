@@ -121,7 +121,8 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
         if options.module or options.no_python:
             raise ConfigError(
                 phrase(
-                    "The entry given with --entry already says whether to run a file, a module or a program."
+                    "The entry chosen with --entry already specifies whether to run a file, a module or "
+                    "a program."
                 ),
                 code="usage",
                 advice=phrase(

@@ -71,7 +71,7 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
     return Problem(
         "hosts",
         phrase(
-            "{gpus} provides GPUs and {virtual} provides virtual devices, but a run cannot use both.",
+            "{gpus} has GPUs and {virtual} has virtual devices, but a run cannot use both.",
             gpus=of_kind["gpu"],
             virtual=of_kind["cpu"],
         ),

@@ -141,13 +141,13 @@ def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem
         )
     elif call is None:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks are waiting.",
             stands=_rank_status(rank, hang_state),
             **arguments,
         )
     else:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait in {call}.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks are waiting in {call}.",
             stands=_rank_status(rank, hang_state),
             call=call.text(),
             **arguments,

@@ -41,8 +41,8 @@ _USAGE_TEXTS = (
     ("allocated_bytes", tr_noop("torch's tensors took {size}"), tr_noop("Torch's tensors took {size}")),
     (
         "unused_bytes",
-        tr_noop("torch's allocator kept {size} unused"),
-        tr_noop("Torch's allocator kept {size} unused"),
+        tr_noop("torch's allocator had reserved {size} without using it"),
+        tr_noop("Torch's allocator had reserved {size} without using it"),
     ),
     ("others_bytes", tr_noop("other processes held {size}"), tr_noop("Other processes held {size}")),
 )

@@ -126,12 +126,13 @@ def _works_alone(hang_state: HangState, rank: int, seconds: float, run: str) -> 
     arguments = {"rank": rank, "seconds": seconds, "place": place}
     if call is None:
         message = phrase(
-            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait.",
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the other ranks are waiting.",
             **arguments,
         )
     else:
         message = phrase(
-            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait in {call}.",
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the other ranks are "
+            "waiting in {call}.",
             call=call.text(),
             **arguments,
         )

@@ -152,7 +152,7 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
         if gpu.unaccounted_bytes is not None and lease_holder(gpu.uuid) is None:
             evidence.append(
                 phrase(
-                    "GPU {index}: {size} held, but not by any process that the driver lists (NVML)",
+                    "GPU {index}: {size} is in use, but not by any process that the driver lists (NVML)",
                     index=gpu.index,
                     size=format_bytes(gpu.unaccounted_bytes),
                 )

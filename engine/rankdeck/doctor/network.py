@@ -41,7 +41,9 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
     firewall = phrase("Bring loopback up (ip link set lo up), and allow its traffic in the firewall.")
     try:
         port = _ping_loopback()
-        evidence.append(phrase("5 bytes went to port {port} of {host} and back", port=port, host=_LOOPBACK))
+        evidence.append(
+            phrase("5 bytes were sent to port {port} of {host} and came back", port=port, host=_LOOPBACK)
+        )
     except OSError as error:
         finding = phrase(
             "Processes on this machine cannot connect to each other: {why}.", why=error.strerror or error
@@ -58,7 +60,7 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
         evidence.append(
             phrase("localhost resolves to {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE))
         )
-        finding = phrase("Ports can be opened and reached within this machine.")
+        finding = phrase("Processes on this machine can open ports and connect to them.")
         yield make_row("loopback", Verdict.OK, finding, *evidence)
         return
     if there:

@@ -36,9 +36,8 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
             raise
         raise ModelError(
             phrase(
-                "The backward pass needs weights that FSDP has freed: the model's forward or "
-                "its loss calls autograd.grad with create_graph=True, as a gradient penalty "
-                "does."
+                "The backward pass needs weights that FSDP has freed: the model's forward method or its "
+                "loss calls autograd.grad with create_graph=True, as a gradient penalty does."
             ),
             path="strategy.use",
             advice=USE_DDP,

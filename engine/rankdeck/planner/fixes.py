@@ -66,9 +66,8 @@ _FIT_TEXTS = {
     TIGHT: tr_noop("{what} is tight on {devices}: {size} on the fullest device."),
 }
 _NOTHING_FITS_TEXT = tr_noop(
-    "This model cannot be trained on {devices}, nor on more of them: even the smallest plan, "
-    "{what}, needs {size} more on the fullest device. Use a smaller model, or devices with "
-    "more memory."
+    "This model cannot be trained on {devices}, or on more devices of this kind: even the smallest plan, "
+    "{what}, needs {size} more on the fullest device. Use a smaller model, or devices with more memory."
 )
 _NOTHING_FITS_HERE_TEXT = tr_noop(
     "This model cannot be trained on {devices}: even the smallest plan, {what}, needs {size} "

@@ -103,8 +103,8 @@ class Samples(msgspec.Struct, frozen=True):
             return ""
         if not self._has_rules:
             return phrase(
-                "At least this much: it is unknown how batches grow with their samples; the "
-                "plan is for the largest of {batches} batches that were read.",
+                "At least this much: batch sizes follow no rule that the planner recognizes; the plan is "
+                "for the largest of {batches} batches that were read.",
                 batches=self.num_read,
             )
         if self._is_end_to_end:

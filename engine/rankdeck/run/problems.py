@@ -40,7 +40,9 @@ def lost_problem(run: RunDir) -> Problem:
             "The run was killed from outside: no process holds its lock, and it left no exit record."
         ),
         path=str(run.path),
-        advice=phrase("The output of its ranks until then is in {folder}.", folder=run.logs_folder),
+        advice=phrase(
+            "The output that its ranks had written by then is in {folder}.", folder=run.logs_folder
+        ),
     )
 
 

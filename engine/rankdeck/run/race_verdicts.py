@@ -61,7 +61,7 @@ _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"
 _REPORTED_DRIFT = 0.03
 _NO_OTHER_TEXTS = (
     tr_noop("No other entry was as fast."),
-    tr_noop("No other entry was as fast, except {last}, which trains differently."),
+    tr_noop("The only other entry that was as fast is {last}, which trains differently."),
     tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
 """Reasons why an entry is the fastest, by the number of entries that are as fast but train differently: none,
@@ -143,9 +143,8 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         difference=max_difference,
         step=step,
         reason=phrase(
-            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, "
-            "but rounding explains only {allowed:.0e}. It trains differently for no known "
-            "reason.",
+            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, but "
+            "rounding explains only {allowed:.0e}. The cause is unknown.",
             step=first,
             reference=reference.label,
             apart=by,

@@ -242,7 +242,7 @@ class StepMonitor:
                 capacity=format_bytes(capacity_bytes),
             ),
             advice=phrase(
-                "A GPU with that capacity would have run out of memory. To see what fits: rankdeck plan"
+                "A GPU with that capacity would have run out of memory. To see what fits, run: rankdeck plan"
             ),
             severity="warning",
             path="rehearsal.capacity",

@@ -239,9 +239,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
         )
     else:
         message = phrase(
-            "Optimizer {use} gives different results if each rank holds only part of the "
-            "weights. Its update of a weight depends on other weights or on its position among "
-            "them.",
+            "Optimizer {use} gives different results if each rank holds only part of the weights. Its "
+            "update of a weight depends on other weights or on the weight's position among them.",
             use=use,
         )
         advice = phrase(
@@ -255,8 +254,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
 def _random_optimizer_error(use: str) -> ConfigError:
     return ConfigError(
         phrase(
-            "Optimizer {use} draws random numbers, and each rank would draw its own, so their "
-            "weights would diverge.",
+            "Optimizer {use} draws random numbers, and each rank would draw different ones, so the "
+            "ranks' weights would diverge.",
             use=use,
         ),
         code="optimizer",

@@ -143,7 +143,7 @@ def memory_subtitle(comparison: Comparison, data: PairedBarsData) -> str:
     has_owner_memory = any(not device.is_peak for run in comparison.runs for device in run.devices)
     texts = [tr("at each device's peak")]
     if has_owner_memory:
-        texts.append(tr("on some devices only memory with known owners"))
+        texts.append(tr("for some devices, only memory with known owners"))
     if data.has_prediction:
         texts.append(tr("tick: predicted"))
     return ", ".join(texts)

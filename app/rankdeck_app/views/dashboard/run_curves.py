@@ -86,7 +86,7 @@ def empty_reason(run: RunView, card: str) -> str:
     """Return the reason why the curve of a card is empty."""
     if run.is_planned:
         if card == "norm":
-            return tr("no gradient norms: they are recorded only with train.clip_norm")
+            return tr("no gradient norms: they are recorded only if train.clip_norm is set")
         return tr("waiting for the first step")
     observed = run.state.script.lead_observation
     if not run.is_observed:

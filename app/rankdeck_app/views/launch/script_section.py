@@ -274,8 +274,6 @@ class ScriptSection(QWidget):
         self.python_button.setText(text)
         source = tr("set by the entry") if own_python else folder.source
         torch = interpreter.torch_version
-        self.python_line.set_warning(
-            None if torch else tr("No torch was found in this Python's environment.")
-        )
-        torch_text = f"torch {torch}" if torch else tr("No torch was found in this environment")
+        self.python_line.set_warning(None if torch else tr("torch was not found in this Python environment."))
+        torch_text = f"torch {torch}" if torch else tr("torch was not found in this environment")
         self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{torch_text}")

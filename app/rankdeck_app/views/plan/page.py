@@ -273,7 +273,7 @@ class PlanPage(Page):
         self._fixes_card.setVisible(bool(fixes))
         self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fix_list.height() + 10)
         is_unasked = not (lines or plan.is_planning or plan.is_complete or plan.problem)
-        unasked = tr("No plan yet. Plans are made only on request.")
+        unasked = tr("No plan yet. Click Plan Now to predict the memory of every strategy.")
         texts = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
         self.reason_label.setText(unasked if is_unasked else "\n".join(texts))
         self.reason_label.setVisible(bool(self.reason_label.text()))
@@ -345,7 +345,9 @@ def verification_summary(plan: DraftPlan) -> str:
     texts = []
     if total := len(equal) + len(noted) + len(differing):
         counts = {"count": len(equal), "total": total}
-        texts.append(tr("Verified: {count} of {total} give the same result as one device.", **counts))
+        texts.append(
+            tr("Verified: {count} of {total} give the same result as training on one device.", **counts)
+        )
     if noted:
         texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
     if differing:

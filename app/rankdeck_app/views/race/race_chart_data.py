@@ -319,7 +319,7 @@ def _verification_notes(race: Race) -> Iterator[str]:
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)
         yield tr(
-            "Verified: {count} of {total} give the same result as one device.",
+            "Verified: {count} of {total} give the same result as training on one device.",
             count=count,
             total=len(verified),
         )

@@ -235,8 +235,9 @@ def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | No
     return (
         phrase("the script averages the gradients of some parameters and leaves out the others."),
         phrase(
-            "Average the gradients of all trainable parameters between the backward pass and optimizer.step, "
-            "also of those that were added or replaced later; or let DistributedDataParallel do it."
+            "Average the gradients of all trainable parameters between the backward pass and "
+            "optimizer.step, including parameters that were added or replaced later; or let "
+            "DistributedDataParallel do it."
         ),
         [],
     )
@@ -320,8 +321,8 @@ def _stepped_differently(context: RuleContext) -> _Cause | None:
             many_rank=by_count[-1][1],
         ),
         phrase(
-            "Decide on all ranks together whether to step or to skip a batch: average the loss or the "
-            "gradient norm over the ranks (all_reduce) before you compare it."
+            "Make all ranks take the same decision to step or to skip a batch: average the loss or the "
+            "gradient norm over the ranks (all_reduce) before you compare it with a limit."
         ),
         [],
     )

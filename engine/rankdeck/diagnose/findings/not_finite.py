@@ -92,7 +92,9 @@ def _describe(event: events.Anomaly) -> str:
             "the first output that is not finite in step {step} is that of {name}", step=step, name=names
         )
     if event.numbers.get("batch"):
-        return phrase("the batch loaded last before step {step} contains NaN or infinite values", step=step)
+        return phrase(
+            "the last batch that was loaded before step {step} contains NaN or infinite values", step=step
+        )
     if not event.numbers.get("loss"):
         return plural_phrase(
             tr_noop("the loss of step {step} is finite, but not the gradient of {names}"),
@@ -124,12 +126,15 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
     numbers = event.numbers if event is not None else {}
     if backwards > 1:
         return phrase(
-            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so it is {n} times "
-            "as large as with their mean.",
+            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so the update is "
+            "{n} times as large as with their mean.",
             n=backwards,
         )
     if numbers.get("batch") or numbers.get("module") == 1:
-        return phrase("Find the sample and repair or leave it out: torch.isfinite(batch).all() tells.")
+        return phrase(
+            "Find the sample, and repair it or leave it out: torch.isfinite(batch).all() is "
+            "False for its batch."
+        )
     if numbers and not numbers.get("loss"):
         return phrase(
             "Look in or after this layer for an operation without a gradient at 0: sqrt, norm, log, acos or "

@@ -118,7 +118,7 @@ def find_large_bubble(context: RuleContext) -> Problem | None:
         return None
     evidence = Evidence(
         phrase(
-            "measured {measured}, theoretical for this schedule {theory}",
+            "measured: {measured}; theoretical value for this schedule: {theory}",
             measured=format_percent(measured),
             theory=format_percent(theory or 0.0),
         ),

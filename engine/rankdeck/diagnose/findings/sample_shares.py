@@ -177,8 +177,8 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
             "indices."
         ),
         phrase(
-            "Make each sample depend on its index: a dataset that draws random samples needs another seed on "
-            "each rank."
+            "Make each sample depend on its index: a dataset that draws random samples needs a different "
+            "seed on each rank."
         ),
     )
 

@@ -104,7 +104,7 @@ def find_missing_set_epoch(context: RuleContext) -> Problem | None:
         ),
         context.rank_evidence(
             rank,
-            phrase("{n} passes ended with the same sampler epoch as the previous pass", n=forgotten[rank]),
+            phrase("{n} passes had the same sampler epoch as the pass before", n=forgotten[rank]),
         ),
         advice=phrase("Call sampler.set_epoch(epoch) before each pass over the DataLoader."),
     )

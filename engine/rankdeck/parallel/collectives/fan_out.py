@@ -131,7 +131,8 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
                     shapes=shapes,
                 ),
                 advice=phrase(
-                    "Pad to a fixed length, or compute the loss inside the forward (parallel_loss)."
+                    "Pad the outputs to a fixed length, or set strategy.parallel_loss = true to compute "
+                    "the loss on each replica."
                 ),
             )
     leaves = [leaf for group in groups for leaf in group]

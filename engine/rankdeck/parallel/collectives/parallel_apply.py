@@ -123,7 +123,9 @@ class _ParallelPass:
         if not replicas:
             raise TrainingError(
                 phrase("The backward pass ran twice through the same replicas."),
-                advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
+                advice=phrase(
+                    "Run one backward pass per forward pass; retain_graph has no effect across replicas."
+                ),
             )
         for replica, output_grads in zip(replicas, self._split_by_replica(grads), strict=True):
             replica.set_output_gradients(output_grads)

@@ -363,14 +363,14 @@ def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) 
 def _units_error(model: nn.Module, difference: Phrase) -> ModelError:
     return ModelError(
         phrase(
-            "The units from {model}.pipeline_units() do not compute the same results as the "
-            "model's forward: {difference}.",
+            "The units from {model}.pipeline_units() do not compute the same results as the model's "
+            "forward method: {difference}.",
             model=type(model).__name__,
             difference=difference,
         ),
         path="model.use",
         advice=phrase(
-            "Return every module that forward runs, in the same order. Move code that runs "
+            "Return every module that the forward method runs, in the same order. Move code that runs "
             "between modules into a module."
         ),
     )

@@ -355,7 +355,10 @@ def _class_without_hooks(kind: Any) -> Any:
 
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     raise ModelError(
-        phrase("A stage needs {name} from another stage, but did not when the model was cut.", name=name),
+        phrase(
+            "A stage now needs {name} from another stage, which it did not need when the model was cut.",
+            name=name,
+        ),
         path="strategy.use",
         advice=phrase('Run the same operations for all batches, or set strategy.use = "ddp" or "fsdp".'),
     )

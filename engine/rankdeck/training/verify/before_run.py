@@ -72,9 +72,8 @@ _MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
     "samples": tr_noop(
-        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of "
-        "{batch} samples to each forward, so its weights differ from those on one device "
-        "({names})."
+        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of {batch} "
+        "samples to each forward pass, so the weights differ from those on one device ({names})."
     ),
     "loss": tr_noop(
         "The loss does not add up over slices of a batch: strategy.use = {strategy} computes "
