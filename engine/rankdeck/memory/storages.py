@@ -44,7 +44,7 @@ class Storages:
         self._lock = threading.RLock()
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """Return the virtual device of a tensor, None if the tensor is not in the ledger."""
+        """Return the virtual device of a tensor; None if the tensor is not in the ledger."""
         tensor = local_part(tensor)
         for component in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
             entry = self.live.get(storage_key(component.untyped_storage()))
