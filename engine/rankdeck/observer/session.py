@@ -86,13 +86,14 @@ class RankSession(PartHooks):
         self.first_step = 0
         """Number of the last step that an earlier process of this rank recorded; 0 if there was none."""
         self.active_since: float | None = None
-        """Time of the first batch request or the first backward (time.perf_counter)."""
+        """Time of the first batch request or the first backward pass (time.perf_counter)."""
         self.is_ending = False
         self.waited_s = 0.0
         self.synced_bytes = 0
-        """Bytes passed to collectives since the last step or backward (weight_digests.py resets it)."""
+        """Bytes passed to collectives since the last step (weight_digests.py resets this count)."""
         self.samples: int | None = None
-        """Number of samples in all training batches whose backward has run; None if no loader is observed."""
+        """Number of samples in all training batches that a backward pass has used; None if no loader is
+        observed."""
         self.has_tracked_step = False
         """Whether a step was tracked operation by operation (full_observation.py). From then on, readings of
         the owners' memory on a CPU, which are less complete, are not reported."""
