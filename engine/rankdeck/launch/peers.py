@@ -180,8 +180,8 @@ class _SuspensionTracker:
         self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
     def was_suspended(self, now_s: float) -> bool:
-        """Check whether the last check was so long ago that this process was probably suspended, and the
-        peers' silence proves nothing."""
+        """Check whether this process was probably suspended since the last check, so that the silence of its
+        peers proves nothing."""
         away_s, self._checked_s = now_s - self._checked_s, now_s
         if away_s > HEARTBEAT_TIMEOUT_S:
             self._resumed_s = now_s

@@ -50,8 +50,8 @@ class RunProcesses:
 
 
 def find_processes(run: RunDir, rank_by_pid: Mapping[int, int]) -> RunProcesses:
-    """Return the run's processes except the ranks in `rank_by_pid`, which maps the process ids of living
-    ranks to the ranks as which they have reported themselves."""
+    """Return the run's processes. `rank_by_pid` contains the living ranks that have reported their start, by
+    process id."""
     parents = _descendants(_guard_pid(run))
     early: dict[int, EarlyProcess] = {}
     for pid in parents:

@@ -88,7 +88,7 @@ class RankGroup(abc.ABC):
     """The ranks started so far."""
     store: RankStore | ScriptStore | None = None
     grace_s: float
-    """Time from TERM to KILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     released_phase: str
     max_restarts: int
     restarts_itself = True
@@ -155,7 +155,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def adapt_cause(self, cause: Cause) -> Cause:
-        """Return the cause to report, given the cause that the evidence suggests."""
+        """Return the cause to report; `cause` is the one that the evidence suggests."""
 
     def may_restart(self, cause: Cause) -> bool:
         """Check whether a restart could help, which it cannot after bad input."""

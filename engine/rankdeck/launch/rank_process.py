@@ -14,7 +14,7 @@ from rankdeck.launch.processes import is_suspended, signal_sessions
 from rankdeck.launch.streams import StreamRelay, wait_for_relays
 
 GRACE_S = 3.0
-"""Time from TERM to KILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 _POLL_INTERVAL_S = 0.01
 
 

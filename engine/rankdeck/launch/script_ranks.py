@@ -36,7 +36,7 @@ from rankdeck.launch.streams import KeyboardRelay, RankStreams, SharedOutput
 from rankdeck.launch.torchrun import device_variables, observer_variables, torchrun_variables
 
 _GRACE_S = 30.0
-"""Time from TERM to KILL, as in torchrun; a script may save a checkpoint in this time."""
+"""Seconds between SIGTERM and SIGKILL, as in torchrun; a script may save a checkpoint in this time."""
 _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
 """How long to wait for a rank's child processes to end after the rank has ended."""

@@ -64,7 +64,7 @@ class StackReport:
 
     @property
     def call(self) -> CollectiveCall | None:
-        """The collective that the rank is in."""
+        """The last collective that the rank has not finished; None if it has finished all of them."""
         return current_call(self.calls)
 
 

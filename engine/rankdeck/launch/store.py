@@ -121,8 +121,8 @@ class RankStore:
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
         """Report that this host's ranks are done and, on the coordinator, wait until no host needs the store.
 
-        The coordinator waits for up to 30 s, and calls `heed_stop`, which raises after a stop request,
-        meanwhile; a node does not wait.
+        The coordinator waits for up to 30 s and meanwhile calls `heed_stop`, which raises an exception after
+        a stop request; a node does not wait.
         """
         if self._layout.is_single_host:
             return

@@ -34,7 +34,7 @@ _SIGNAL_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
 class SharedOutput:
-    """An output descriptor of the command, shared by the streams of all ranks."""
+    """An output descriptor of the foreground command, shared by the streams of all ranks."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle

@@ -37,8 +37,8 @@ class Storages:
         self.live_bytes = 0
         """Live bytes of all virtual devices together."""
         self.peak_bytes = 0
-        """Highest sum over all virtual devices at one moment; the devices reach their own peaks at different
-        moments."""
+        """Highest total of all virtual devices at any one time; each device may reach its own peak at another
+        time."""
         self._num_changes = 0
         # Re-entrant: a storage may be freed, and removed by its callback, while another is being added.
         self._lock = threading.RLock()

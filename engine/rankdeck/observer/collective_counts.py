@@ -39,7 +39,7 @@ class CollectiveCounts:
         self._num_leaders = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Stop with a second leading optimizer, because its steps are others."""
+        """Count the leading optimizers; the second one ends the reports, as its steps are not comparable."""
         self._num_leaders += 1
 
     def add(self, name: str, frame: Any, values: Iterable[Any]) -> None:

@@ -83,8 +83,8 @@ class CollectiveCalls:
                 row[1] = (row[1] or 0) + num_bytes
 
     def take(self) -> dict[str, dict[str, float]] | None:
-        """Return the calls as the fields of an event, with bytes where known, and reset the counts; None if
-        there were no calls."""
+        """Return the calls as the fields of an event, with bytes for calls that pass tensors, and reset the
+        counts; None if there were no calls."""
         with self._lock:
             counts, self._counts = self._counts, {}
         if not counts:

@@ -1,7 +1,7 @@
 """Counts what should not grow with every step: hooks, parameters of the optimizer, threads and processes.
 
 The counts are taken after a few steps, at growing intervals. A count is reported if it rises by at least one
-element every two steps in three intervals in a row. Read memory_growth.py next, which does this for bytes.
+element every two steps in three intervals in a row. Read memory_growth.py next, which examines bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GrowthCounter:
 
     def forget(self) -> None:
         self._counts: list[tuple[int, dict[str, int]]] = []
-        """(step, counts by kind), the last few."""
+        """The last few counts, as (step, counts by kind)."""
 
     def on_leader_chosen(self, _: Any) -> None:
         """Start over when another optimizer becomes the leading one."""

@@ -103,8 +103,8 @@ def find_container(is_counted: Callable[[Any], bool]) -> tuple[Any, int]:
 
 
 def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int, int]]:
-    """Return the containers without a maximum length whose newest elements have bytes according to
-    `num_bytes`: (container, its length, bytes per element) by the container's id."""
+    """Return the containers without a maximum length for which `num_bytes` counts any bytes in their newest
+    elements, as (container, its length, bytes per element), by the container's id."""
     found: dict[int, tuple[Any, int, int]] = {}
     for container, length, newest in _containers(num_bytes):
         if length >= _MIN_ELEMENTS and getattr(container, "maxlen", None) is None:

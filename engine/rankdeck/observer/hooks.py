@@ -7,7 +7,7 @@ The events, in which the leading optimizer is the one whose steps count as steps
     on_backward(tensors)         an outermost backward pass starts
     on_some_backward(tensors)    the same, but only in sampled steps and in every 16th step
     on_first_step(optimizer)     this optimizer's first step starts
-    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: of the leading one
+    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: whether it is leading
     before_sampled_step(optimizer, leads, norm)  the same, in a sampled step; `norm`: gradient norm or None
     on_step(optimizer)           a step of the leading optimizer has ended
     on_some_step(optimizer)      the same, but only every fourth step

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PART = "labels"
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 _MAX_LABELS = 4096
-"""Maximum number of labels in a batch."""
+"""Maximum number of labels in a batch that is examined."""
 _MIN_LABELS, _MIN_BATCHES = 64, 8
 """Minimum numbers of labels and batches before they are suspicious."""
 _MIN_LABELS_WITHOUT_END = 50_000
@@ -52,7 +52,7 @@ class LabelChecks:
         """Whether no more labels are examined: they are shuffled or unused, or a fault was reported."""
         self.first_label: Any = None
         self.has_varied = self.is_used = False
-        """`is_used`: whether a loss was computed from the labels."""
+        """Whether different labels have occurred; `is_used`: whether a loss was computed from the labels."""
         self.num_constant = 0
         """Number of complete passes that had only one label."""
         self.num_labels = self.num_batches = 0

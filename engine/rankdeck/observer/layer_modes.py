@@ -46,13 +46,13 @@ class _EvalPart:
     def __init__(self, module: Any, step: int) -> None:
         self.ref = weakref.ref(module)
         self.step = step
-        """Step of the first scan that found it."""
+        """Step of the first scan that found this part."""
         self.num_scans = 0
         self.call: EvalCall | None = None
         """The call of `eval` that set the mode, if it was observed."""
         self.is_fault = False
         self.modes: set[bool] = set()
-        """Modes in which it ran with gradients in the probed step."""
+        """Modes in which this part ran with gradients in the probed step."""
 
 
 class LayerModes:

@@ -95,7 +95,8 @@ class ModeChecks:
                 )
 
     def on_sampled_step(self, optimizer: Any) -> None:
-        """Examine the modules after a sampled step; the longer this takes, the later the next sample."""
+        """Examine the modules after a sampled step; the longer this takes, the later the next step is
+        sampled."""
         self._trained.refresh(optimizer)
         self._layers.scan()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PART = "sampling"
 _INNER_SAMPLERS = ("batch_sampler", "sampler", "_sampler")
 _SHARE_NAMES = (("num_replicas", "rank"), ("num_processes", "process_index"))
-"""Names of a sampler's attributes (number of shares, index of its own): torch's and Accelerate's."""
+"""Names of a sampler's attributes (number of shares, index of its own share): torch's and Accelerate's."""
 _MAX_DEPTH = 6
 _MAX_INDICES = 1 << 18
 _MAX_EVALUATIONS = 8
@@ -93,7 +93,7 @@ class SamplingChecks:
             )
 
     def _check_generators(self, iterator: Any) -> None:
-        """Report a random generator that each worker of a map-style dataset has a copy of."""
+        """Report a map-style dataset's random generator if each worker process gets a copy of it."""
         num_workers, dataset = getattr(iterator, "_num_workers", 0), iterator._dataset
         has_function = getattr(iterator, "_worker_init_fn", None) is not None
         if num_workers < 2 or iterator._dataset_kind != 0 or has_function:

@@ -42,7 +42,7 @@ _COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession(PartHooks):
-    """Session of a process of the run. `rank` is None until the process steps an optimizer; `step` is the
+    """The observer's state in one process. `rank` is None until the process steps an optimizer; `step` is the
     number of the last finished step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -80,7 +80,7 @@ class RankSession(PartHooks):
         self.is_step_sampled = True
         """Whether the current step is observed in detail."""
         self.num_requested_samples = 0
-        """Number of the next steps that are sampled on request."""
+        """Number of upcoming steps that are sampled on request."""
         self.num_outermost_steps = 0
         """Number of outermost steps of all optimizers."""
         self.first_step = 0

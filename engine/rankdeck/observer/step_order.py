@@ -29,7 +29,7 @@ _NUM_IN_A_ROW = 4
 _NUM_CLEARED = 4
 """Number of steps with cleared gradients after which the script is assumed to clear them always."""
 _NUM_CHECKED = 50
-"""Number of steps whose backward calls are examined for losses that are not divided."""
+"""Number of steps whose backward calls are examined for accumulated losses that are not divided."""
 _MAX_ROOTS = 64
 _MAX_OWNERS = 64
 _DDP = "DistributedDataParallel"
@@ -177,7 +177,7 @@ class StepOrder:
             self._check_division()
 
     def _check_bypass(self) -> None:
-        """Report a wrapper whose forward has never run although its parameters are trained."""
+        """Report a wrapper whose `forward` has never run although its parameters are trained."""
         ddps = [ddp for ddp in (ref() for ref in self._session.models) if ddp and type(ddp).__name__ == _DDP]
         # Set by the first forward, but not by compiled code.
         run_ids = {id(p) for ddp in ddps if getattr(ddp, "_lazy_init_ran", True) for p in ddp.parameters()}

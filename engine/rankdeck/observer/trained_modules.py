@@ -128,7 +128,8 @@ class TrainedModules:
                 yield from self.iter_layers(child, depth + 1)
 
     def count_layers(self, module: Any, training: bool) -> list[str]:
-        """Return the kinds of a module's mode-dependent layers whose mode is `training`, as "2 Dropout"."""
+        """Return the kinds of a module's mode-dependent layers whose mode is `training`, such as
+        "2 Dropout"."""
         kinds: dict[str, int] = {}
         for layer in self.iter_layers(module):
             if layer.training is training:

@@ -28,7 +28,7 @@ _MAX_CHANGES = 16
 
 
 class UnfrozenParameters:
-    """Parameters of the model and of the leading optimizer that were frozen or trainable so far."""
+    """The leading optimizer's trainable parameters and the model's frozen ones, as observed so far."""
 
     def __init__(self, session: RankSession, examine: Callable[[dict[int, Any]], None]) -> None:
         self._session, self._examine = session, examine
@@ -106,7 +106,8 @@ class UnfrozenParameters:
 
 
 def find_model(session: RankSession, optimizer: Any) -> Any:
-    """Return the outermost trained module with parameters of `optimizer`; if there is none, the outermost."""
+    """Return the outermost trained module with parameters of `optimizer` or, if there is none, the outermost
+    trained module."""
     models = [model for model in (ref() for ref in session.models) if model is not None]
     ids = {id(p) for p in list_parameters(optimizer)}
     own = (model for model in models if any(id(p) in ids for p in model.parameters()))

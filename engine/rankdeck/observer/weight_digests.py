@@ -221,8 +221,8 @@ class WeightDigester:
         ][:_MAX_PARAMETERS]
 
     def _describe(self, parameters: list[Any]) -> None:
-        """Report which parameters the digests belong to, and communication hooks, with which gradients may
-        differ."""
+        """Report which parameters the digests belong to, and communication hooks, because of which gradients
+        may differ between ranks."""
         for reference in self._session.models:
             hooks = getattr(reference(), "_comm_hooks", None)
             if hooks:
