@@ -1,8 +1,8 @@
 """Implements activation checkpointing: a block drops its inner activations after its forward pass and
 recomputes them in the backward pass.
 
-A wrapped block keeps its position and its weights' names; only its class changes, to a subclass whose forward
-runs through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
+A wrapped block keeps its position and its weights' names; only its class changes, to a subclass that runs
+forward() through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
 DataParallel replica copies instance attributes and would then run with the original module's weights.) Read
 base.py first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """

@@ -40,7 +40,7 @@ class Loss:
     nominal_count: Callable[[Any], int | None]
     count_correct: Callable[[Any, Any], Tensor] | None = None
     is_in_model: bool = False
-    """Whether the model's forward computes the loss from the batch."""
+    """Whether the model's forward() computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
     """Function that returns the reason why the losses of microbatches do not always add up to the batch's
     loss, or None if no reason was found."""
@@ -263,7 +263,7 @@ class MeanTerm:
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
     """Return the terms that add up to `loss`, a 0-dim tensor; an empty list if there is no autograd graph to
-    inspect. None stands for a term that is not known to be a mean."""
+    inspect. None stands for a term that may not be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))

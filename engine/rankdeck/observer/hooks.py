@@ -4,10 +4,10 @@ The events, in which the leading optimizer is the one whose steps count as steps
 
     on_rank_start(optimizer)     this process has become a rank
     on_leader_chosen(optimizer)  this optimizer leads from now on
-    on_backward(tensors)         an outermost backward pass starts
+    on_backward(tensors)         a backward pass starts that is not nested in another
     on_some_backward(tensors)    the same, but only in sampled steps and in every 16th step
     on_first_step(optimizer)     this optimizer's first step starts
-    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: whether it is leading
+    before_step(optimizer, leads)  a step starts that is not nested in another; `leads`: the optimizer leads
     before_sampled_step(optimizer, leads, norm)  the same, in a sampled step; `norm`: gradient norm or None
     on_step(optimizer)           a step of the leading optimizer has ended
     on_some_step(optimizer)      the same, but only every fourth step

@@ -3,8 +3,8 @@
 The owners of this memory are the optimizers that have stepped and the known modules, all referenced weakly;
 other owners are not searched for. On GPUs torch's allocator reports the total, and memory without an owner is
 "unattributed". The allocator's peaks are read and never reset, because they belong to the script. On a CPU
-only the owners' memory is known. A measurement takes some microseconds per tensor; the longer it takes, the
-later the next one happens.
+only the owners' memory can be measured. A measurement takes some microseconds per tensor; the longer it
+takes, the later the next one happens.
 """
 
 from __future__ import annotations

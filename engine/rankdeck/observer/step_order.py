@@ -93,7 +93,7 @@ class StepOrder:
         ]
 
     def on_backward(self, tensors: Any) -> None:
-        """Handle the start of an outermost backward."""
+        """Handle the start of a backward pass that is not nested in another."""
         self.is_zeroed = False
         self._num_backwards += 1
         for reference in self._ddps:

@@ -98,7 +98,8 @@ class WeightDigester:
                 self._initial[optimizer] = dict(zip(ids, self._digests(parameters, 0)))
 
     def on_backward(self, _: Any) -> None:
-        """Handle the start of an outermost backward pass: collectives after it may pass gradients."""
+        """Handle the start of a backward pass that is not nested in another: collectives that are called
+        after it may pass gradients."""
         if self._synced_bytes is None:
             self._synced_bytes = self._session.synced_bytes
 
