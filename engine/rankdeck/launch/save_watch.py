@@ -1,7 +1,7 @@
 """Check whether a save is making progress; if so, a process that ends a run waits for the save.
 
-Rank 0 leaves a marker file in place while it saves (training/rank_consensus.py). Like the whole guard, this
-module uses only the standard library.
+Rank 0 leaves a marker file in place while it saves (training/rank_consensus.py). Standard library only, like
+the whole guard.
 """
 
 from __future__ import annotations
