@@ -132,7 +132,7 @@ def stacks(
 ) -> int:
     """Show the line of code that every rank executes.
 
-    Prints the line of your own code first, and the collective that the rank waits in. Of a script, also
+    Prints the line of your own code first, and the collective that the rank is waiting in. For a script, also
     prints a line for each loader worker and each other Python process.
     """
     from rankdeck.launch.control import NotRunningError

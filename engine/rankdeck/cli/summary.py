@@ -207,7 +207,7 @@ def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
         hidden = (
             ""
             if overlapped_s is None
-            else f", {_format_milliseconds(overlapped_s)} of it overlapping backward"
+            else f", {_format_milliseconds(overlapped_s)} of it overlapping the backward pass"
         )
         yield "gradient sync", f"{_format_milliseconds(sync_s)} a step on the slowest rank{hidden}"
 

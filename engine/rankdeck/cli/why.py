@@ -39,9 +39,9 @@ def why(
 ) -> int:
     """Explain why a run failed, is slow or does not learn.
 
-        Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints the device's
-        memory contents, the failed allocation, and up to three fixes, which are planned once and saved with the
-        run. With --json, prints the lines of the plan with these fixes if the run ran out of memory, and
+    Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints the device's
+    memory contents, the failed allocation, and up to three fixes, which are planned once and saved with the
+    run. With --json, prints the lines of the plan with these fixes if the run ran out of memory, and
     {"problems": [...]} otherwise.
     """
     from rankdeck.compare.run_metrics import load_run

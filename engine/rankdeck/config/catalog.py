@@ -92,7 +92,8 @@ class CutOptions(Options):
     cuts: list[str | int] | None = Field(None, examples=[["blocks.2", "head"]])
     """First layers of the stages, by name or index. By default the stages are balanced."""
     balance: Literal["parameters", "time", "activations"] = "parameters"
-    """Measure by which stages are balanced: number of weights, time of the forward pass, or activation memory."""
+    """Measure by which stages are balanced: number of weights, time of the forward pass, or activation
+    memory."""
 
 
 class PipelineOptions(CutOptions):

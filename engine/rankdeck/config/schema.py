@@ -135,26 +135,27 @@ class LaunchConfig(Table):
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
     """Seconds without progress after which a run counts as hanging; see on_hang."""
     on_hang: Literal["stop", "wait", "restart"] = "stop"
-    """What to do about a hang. stop: end the run and free its devices. wait: only report it. restart: resume
-    from the newest checkpoint, at least once."""
+    """What to do about a hang. stop: end the run and free its devices. wait: only report the hang. restart:
+    resume from the newest checkpoint, at least once."""
     max_restarts: Count = 0
     """How many times a failed run is restarted automatically, from its newest checkpoint."""
 
 
 class HostsConfig(Table):
     use: list[str] = Field([], examples=[["box1", "box2"]])
-    """Hosts to train on: names that ssh knows, or localhost. The first host keeps the run. Empty: this host
-    only."""
+    """Hosts to train on: host names for ssh, or localhost. The run's directory is on the first host. Empty: this
+    host only."""
     devices: dict[str, str] = Field({}, examples=[{"box2": "gpu:0,1"}])
     """Devices of individual hosts, by host name, if they differ from devices.use."""
     address: str | None = Field(None, examples=["192.168.7.1"])
     """Address at which the other hosts reach the first one, if it differs from the one in ssh's
     configuration."""
     min: PositiveCount | None = Field(None, examples=[1])
-    """Fewest hosts that a restart may use after other hosts are lost (see launch.max_restarts). By default
-    all of them."""
+    """Minimum number of hosts that a restart may use after other hosts are lost (see launch.max_restarts). By
+    default, all hosts."""
     across: list[Literal["shard", "tensor"]] = Field([], examples=[["tensor"]])
-    """Axes of a mesh that may span hosts. Both axes cause heavy traffic, so they stay within one host by default."""
+    """Axes of a mesh that may span hosts. Both axes cause heavy traffic, so they stay within one host by
+    default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
         """Return each host's device selection by host name; the only name is "" (this host) if no hosts are

@@ -91,7 +91,10 @@ def _check_loopback() -> None:
             why=why,
         )
         if _has_only_ipv6():
-            message = phrase("Loopback has only IPv6 (::1), but ranks connect over {host}.", host=LOOPBACK)
+            message = phrase(
+                "The loopback interface has only an IPv6 address (::1), but ranks connect over {host}.",
+                host=LOOPBACK,
+            )
         raise MachineError(
             message,
             code="no-loopback",

@@ -202,7 +202,9 @@ class RaceRunner:
                         "The race ended because its folder was removed: {folder}.", folder=self.folder.path
                     ),
                     code="removed",
-                    advice=phrase("Start the race again, and keep the runs folder until it ends."),
+                    advice=phrase(
+                        "Start the race again, and do not move or remove its folder until the race has ended."
+                    ),
                 ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),

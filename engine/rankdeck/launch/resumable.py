@@ -72,7 +72,9 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
                 steps=steps,
             ),
             code="nothing-left",
-            advice=phrase("Give it more steps: --set train.steps={steps}", steps=2 * checkpoint.step),
+            advice=phrase(
+                "Increase the number of steps: --set train.steps={steps}", steps=2 * checkpoint.step
+            ),
         )
 
 

@@ -46,7 +46,7 @@ _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
     "shared-memory": phrase("Set num_workers=0 in the DataLoader, or make /dev/shm larger."),
-    "hang": phrase("Check what the rank does there, and whether every rank calls the same collectives."),
+    "hang": phrase("Check what the rank is doing there, and whether every rank calls the same collectives."),
 }
 _SCRIPT_TEXTS = {
     KILLED_EARLY_TEXT: tr_noop("The process was killed by {signal}."),
@@ -211,14 +211,16 @@ class ScriptRanks(RankGroup):
         if left:
             names = ", ".join(left[:_MAX_NAMED]) + (", ..." if len(left) > _MAX_NAMED else "")
             message = plural_phrase(
-                tr_noop("The script left 1 process behind, which ends with the run: {names}."),
-                tr_noop("The script left {n} processes behind, which end with the run: {names}."),
+                tr_noop("The script left 1 process behind, which will be killed when the run ends: {names}."),
+                tr_noop(
+                    "The script left {n} processes behind, which will be killed when the run ends: {names}."
+                ),
                 len(left),
                 names=names,
             )
             advice = phrase(
-                "Let the script wait for these processes, or start them outside the run if they "
-                "must outlive it."
+                "Make the script wait for these processes, or start them outside the run if they must "
+                "outlive it."
             )
             self._supervisor.report_problem(
                 Problem("left-behind", message, advice=advice, severity="warning")

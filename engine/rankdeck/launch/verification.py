@@ -69,7 +69,7 @@ class Verification:
             return verified_text(self.verified)
         if self._has_failed:
             return phrase("Cannot run")
-        return phrase("One device: there is nothing to compare")
+        return phrase("Only one device: there is nothing to compare")
 
     def facts(self) -> dict[str, object]:
         """Return the result for `--json`."""

@@ -233,7 +233,9 @@ class Watch:
         run = self._run.name
         if hang_state.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in hang_state.suspended)
-            return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
+            return phrase(
+                "The run is waiting for suspended processes. Resume them: kill -CONT {pids}", pids=pids
+            )
         if self._is_single_rank and hang_state.is_computing:
             return phrase(
                 "The rank is computing and may just be slow. Inspect it with rankdeck stacks "
@@ -248,12 +250,12 @@ class Watch:
             )
         if self._on_hang == "restart":
             return phrase(
-                "The run restarts from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
+                "The run will restart from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
                 seconds=left_s,
             )
         return phrase(
-            "Rankdeck ends the run in {seconds:.0f} s (launch.timeout_s, launch.on_hang). You "
-            "can also stop it now.",
+            "Rankdeck will end the run in {seconds:.0f} s (launch.timeout_s, launch.on_hang). You can "
+            "also stop the run now.",
             seconds=left_s,
         )
 

@@ -57,7 +57,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
                 kind=type(outputs).__name__,
             ),
             path="loss.use",
-            advice=phrase('Set loss.use = "model" or your own "module:function".'),
+            advice=phrase('Set loss.use = "model", or set it to your own "module:function".'),
         )
     if outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets):
         return outputs, targets
@@ -72,7 +72,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             targets=tuple(targets.shape),
         ),
         path="loss.use",
-        advice=phrase("Outputs need one more dim than targets, for the classes."),
+        advice=phrase("Outputs need one more dimension than targets, for the classes."),
     )
 
 
