@@ -143,8 +143,8 @@ class LaunchConfig(Table):
 
 class HostsConfig(Table):
     use: list[str] = Field([], examples=[["box1", "box2"]])
-    """Hosts to train on: host names for ssh, or localhost. The run's directory is on the first host. Empty: this
-    host only."""
+    """Hosts to train on: host names for ssh, or localhost. The run's directory is on the first host. Empty:
+    this host only."""
     devices: dict[str, str] = Field({}, examples=[{"box2": "gpu:0,1"}])
     """Devices of individual hosts, by host name, if they differ from devices.use."""
     address: str | None = Field(None, examples=["192.168.7.1"])
