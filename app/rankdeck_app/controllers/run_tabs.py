@@ -289,9 +289,16 @@ class RunTabs(QObject):
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return
-        # A restored tab of a run that failed long ago must not switch the panel.
-        has_failed = outcome in ("failed", "lost") and run.run_dir.path in self._paths_observed_alive
-        if has_failed and run is self.current and self._window.panel.isVisible():
+        # A restored tab of a run that failed long ago must not switch the panel. A run that was launched here
+        # may have failed before the window first reads it.
+        path = run.run_dir.path
+        is_new = path in self._paths_observed_alive or path in self.launched
+        if (
+            is_new
+            and outcome in ("failed", "lost")
+            and run is self.current
+            and self._window.panel.isVisible()
+        ):
             self._window.show_panel("problems")
 
     def _show_ended_toast(self, info: RunInfo) -> None:

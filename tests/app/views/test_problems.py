@@ -269,6 +269,20 @@ def test_an_open_panel_shows_problems_when_the_current_run_fails(
     qtbot.waitUntil(lambda: app.window.panel.current_id == "problems")
 
 
+@pytest.mark.parametrize("is_launched_here", [True, False])
+def test_a_quick_failure_shows_problems_if_launched_here(
+    qtbot: QtBot, app: App, written: WrittenRun, is_launched_here: bool
+) -> None:
+    app.window.show_panel("output")
+    written.start(1, device_infos(1))
+    written.end("failed", 1)
+    if is_launched_here:
+        app.tabs.launched[written.path] = "quick"
+    open_run(app, written.path)
+    qtbot.waitUntil(lambda: app.tabs.current is not None and app.tabs.current.outcome == "failed")
+    assert app.window.panel.current_id == ("problems" if is_launched_here else "output")
+
+
 def test_a_folder_named_by_the_advice_is_not_repeated() -> None:
     lost = Problem("lost", "It failed.", path="/runs/mine", advice="See the files in /runs/mine/logs.")
     assert owner_text(ListedProblem(LAUNCH_OWNER, "mine", lost)) == "mine"
