@@ -242,7 +242,7 @@ def _lost_output_message(disk: str, code: int, beat: Beat | None) -> Phrase:
             "{disk}: the process exited with status {code}, and its output was lost.", disk=disk, code=code
         )
     return phrase(
-        "{disk}: the process exited with status {code} {place}, and its output is lost.",
+        "{disk}: the process exited with status {code} {place}, and its output was lost.",
         disk=disk,
         code=code,
         place=beat_location(beat),

@@ -147,7 +147,7 @@ class Watch:
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
-        """If this check is late, ignore the time before it: the machine or this process was asleep."""
+        """Ignore the time before a late check: the machine or this process was asleep."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)
@@ -233,9 +233,7 @@ class Watch:
         run = self._run.name
         if hang_state.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in hang_state.suspended)
-            return phrase(
-                "The run is waiting for suspended processes. Resume them: kill -CONT {pids}", pids=pids
-            )
+            return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and hang_state.is_computing:
             return phrase(
                 "The rank is computing and may just be slow. Inspect it with rankdeck stacks "

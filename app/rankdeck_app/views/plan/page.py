@@ -345,9 +345,7 @@ def verification_summary(plan: DraftPlan) -> str:
     texts = []
     if total := len(equal) + len(noted) + len(differing):
         counts = {"count": len(equal), "total": total}
-        texts.append(
-            tr("Verified: {count} of {total} give the same result as training on one device.", **counts)
-        )
+        texts.append(tr("Verified: {count} of {total} give the same result as one device.", **counts))
     if noted:
         texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
     if differing:

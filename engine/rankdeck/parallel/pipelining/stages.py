@@ -157,9 +157,7 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
     raise ModelError(
-        phrase(
-            "The loss now depends on a tensor passed between stages, which it did not when the model was cut."
-        ),
+        phrase("The loss depends on a tensor passed between stages, but did not when the model was cut."),
         path="strategy.use",
         advice=phrase('Run the same operations for all batches, or set strategy.use = "ddp" or "fsdp".'),
     )

@@ -375,9 +375,7 @@ class EqualityCheck:
         expected = self._expected_results(one_device)
         if expected is None:
             return CheckResult(
-                skip_reason=phrase(
-                    "Batch norms normalize over slices of the batch that cannot be reproduced on one device."
-                )
+                skip_reason=phrase("Batch norms use slices of the batch that one device cannot reproduce.")
             )
         comparison = one_device.compare(expected, computed)
         if comparison.is_equal:
