@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import multiprocessing
 import os
 import pickle
 import re
@@ -112,6 +113,13 @@ def _change_view() -> None:
 
 def _grad_of_unused() -> None:
     torch.autograd.grad((_weight() * 2).sum(), _weight())
+
+
+def _set_start_method_twice() -> None:
+    # Not the default context itself: other tests in this process would start their processes differently.
+    context = multiprocessing.context.DefaultContext(multiprocessing.get_context("fork"))
+    context.set_start_method("fork")
+    context.set_start_method("spawn")
 
 
 def _start_process_group_twice() -> None:
@@ -257,7 +265,7 @@ RAISED: list[tuple[str, str, Raiser]] = [
     ("inference-tensor", "torch.no_grad()", _train_on_inference_tensor),
     ("inference-tensor", "torch.no_grad()", _change_inference_tensor),
     ("unused-input", "allow_unused=True", _grad_of_unused),
-    ("start-method", "set_start_method once", lambda: torch.multiprocessing.set_start_method("spawn")),
+    ("start-method", "set_start_method once", _set_start_method_twice),
     ("meta-weights", "to_empty", lambda: nn.Linear(2, 2, device="meta").to("cpu")),
     ("process-group-twice", "is_initialized()", _start_process_group_twice),
     ("mesh-size", "has 2 ranks", lambda: dist.init_device_mesh("cpu", (2,))),
