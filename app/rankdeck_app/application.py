@@ -54,8 +54,8 @@ class SignalBridge(QObject):
 
 
 def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
-    """Create the QApplication, scaled by `zoom`, and set the app's name. Later, theme/ replaces the
-    platform's theme and sets the Fusion style."""
+    """Create the QApplication, scaled by `zoom`, and set the app's name. Later, the theme package replaces
+    the platform's theme and sets the Fusion style."""
     QGuiApplication.setDesktopFileName("rankdeck")
     with apply_zoom(zoom):
         app = QApplication(argv or ["rankdeck-app"])
@@ -110,7 +110,8 @@ GC_INTERVAL_MS = 1000
 
 
 class GarbageCollector(QObject):
-    """One-second timer that runs due garbage collections on the window's thread until `release` is called."""
+    """A one-second timer that runs the garbage collections that are due, on the window's thread, until
+    `release` is called."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -126,7 +127,8 @@ class GarbageCollector(QObject):
 
 
 def collect_due_generation() -> None:
-    """Collect the oldest generation whose count exceeds its threshold, as Python would."""
+    """Collect the oldest generation whose object count exceeds its threshold, as Python's automatic
+    collection would."""
     for generation in (2, 1, 0):
         if gc.get_count()[generation] > gc.get_threshold()[generation]:
             gc.collect(generation)

@@ -325,7 +325,7 @@ class App:
         page.winner_used.connect(self.race_tabs.use_winner)
         return page
 
-    # What the frame shows
+    # Parts of the frame
 
     def _show_problems(self) -> None:
         problems = self.session.problems

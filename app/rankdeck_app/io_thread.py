@@ -153,8 +153,8 @@ class IoThread(QObject):
 
 
 def _run_job(job: _Job) -> Callable[[], object]:
-    """Run the job and return the callback to deliver. After an unexpected error, the callback raises that
-    error."""
+    """Run a job and return the callback that delivers its result on the window's thread. After an unexpected
+    error, the callback raises that error."""
     try:
         result = job.function()
     except (OSError, RankdeckError) as error:

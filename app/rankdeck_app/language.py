@@ -44,8 +44,8 @@ def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) ->
 
 
 def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -> str:
-    """Translate an engine message: a phrase, or a text whose template is in `phrases`. Other texts are
-    returned unchanged."""
+    """Translate an engine message: a phrase, or a text that is a key of `phrases`. Other texts are returned
+    unchanged."""
     if isinstance(message, Phrase):
         values = {
             name: translate(value) if isinstance(value, Phrase) else value
@@ -54,7 +54,7 @@ def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -
         return _fill(_lookup(message.template), message.template, values)
     if phrases is None or (source := phrases.get(message)) is None:
         return message
-    # Without itself, or a text that contains itself would never end.
+    # Leave out the message itself, because a text that contains itself would never end.
     rest = {text: phrase_source for text, phrase_source in phrases.items() if text != message}
     values = {
         name: translate(value, rest) if isinstance(value, str) else value
@@ -64,8 +64,8 @@ def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -
 
 
 def translate_problem(problem: Problem) -> Problem:
-    """Return the problem in the window's language. Only known templates are filled in, because a problem's
-    templates may come from a run's file."""
+    """Return the problem in the window's language. Its templates may come from a run's file, so only those
+    that have a translation are filled in."""
     translated: dict[str, Any] = {
         name: text for name in ("message", "advice") if (text := _translate_part(problem, name))
     }
@@ -91,10 +91,10 @@ def _translate_part(problem: Problem, name: str) -> str:
 
 
 def _translate_if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
-    """Translate a template from a file and fill it in; return "" if the template has no translation.
+    """Translate a template from a file and fill in `values`; return "" if the template has no translation.
 
-    A template that consists only of placeholders needs no translation if `is_any_known`, that is, if the text
-    for at least one placeholder is translated.
+    A template that consists only of placeholders needs no translation if `is_any_known` is True, that is, if
+    at least one of `values` has been translated.
     """
     translation = _lookup(template)
     if translation == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):
@@ -188,7 +188,7 @@ def _load_translators(file: Path | None) -> list[QTranslator]:
     return [ours, *([qts] if qts.load(f"qtbase_{_language_code(file)}", folder) else [])]
 
 
-# The made-up language
+# The test language
 
 _ACCENTED = str.maketrans(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",

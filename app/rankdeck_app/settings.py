@@ -2,7 +2,7 @@
 
 A `Setting` is a row: key, default, text, and allowed values. The settings page uses these rows, and so does
 the code that validates values and reads and writes settings.toml. The file contains only values that differ
-from the default; its comments and unknown keys are kept.
+from the default; its comments and unknown keys are preserved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAN_TIMEOUT_S = 180.0
 class Setting:
     """One setting. Its type is the type of its default.
 
-    `choices` and `minimum`..`maximum` limit the value; besides the choices, a path that ends with one of
+    `choices`, `minimum` and `maximum` limit the value; besides the choices, a path that ends with one of
     `suffixes` is accepted. `text` describes the setting in a sentence. If `needs_restart` is True, the app
     reads the value only at start.
     """
@@ -219,11 +219,11 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 class Settings(QObject):
-    """Setting values by key.
+    """The values of all settings, by key.
 
     `changed` carries the key of the changed setting. `failed` carries the reason why the file could not be
-    written (the change then lasts until the app ends). `problems` lists phrases that say why values in the
-    file were refused and replaced by defaults.
+    written (the change then lasts until the app ends). `problems` lists phrases that explain why values in
+    the file were refused and replaced by defaults.
     """
 
     changed = Signal(str)
@@ -279,7 +279,7 @@ class Settings(QObject):
         return find_line(key_lines(text), tuple(key.split(".")))
 
     def get(self, key: str, kind: type[V]) -> V:
-        """Return the value or its default. `kind` is the setting's type."""
+        """Return the value of the setting `key`, or its default. `kind` is the setting's type."""
         value = self.value(key)
         assert isinstance(value, kind), f"{key} is not of type {kind.__name__}"
         return value

@@ -48,7 +48,7 @@ class CheckpointError(RankdeckError):
 class Progress(msgspec.Struct):
     """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
-    `values` are the merged values of all ranks; `own[r]` holds the values of rank r that differ from these.
+    `values` are the merged values of all ranks; `own[r]` are the values of rank r that differ from these.
     `lost` names the state that no file could store. Checkpoints of older versions have no extra state in
     `values` (`has_values_beside` is False).
     """
@@ -126,11 +126,11 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, complete or partial. If its folder contains other files, they and the folder are
-    kept.
+    """Remove a checkpoint, complete or partial. If its folder contains other files, they and the folder
+    remain.
 
     COMMIT is removed first, so that a partial checkpoint never looks complete. Files that cannot be removed
-    are kept.
+    remain.
     """
     # Never follow a link: its target may be outside the run directory.
     if path.is_symlink():

@@ -1,9 +1,10 @@
 """Define the event types and convert each to one JSON line and back.
 
 An event is one appended record. Each writer (a rank, the supervisor, the sampler) has its own file and
-numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. One
-line stores several steps, as columns: 12 bytes per step; a line per step would take 104. Readers skip, count
-and report events of unknown kinds and of newer versions. run_dir/ appends the lines and reads them.
+numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. A
+line stores several steps as columns and takes 12 bytes per step; with one line per step, it would be 104
+bytes. Readers skip, count and report events of unknown kinds and of newer versions. run_dir/ appends the
+lines and reads them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OWNERS_SEEN = tr_noop("owners seen on CPU")
 """Source of a user script's memory values that count only tensors with known owners: the peak is unknown."""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
-"""Source of a run: a configuration, or an unmodified user script."""
+"""Sources of a run: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
 """End reason of a rank that itself received SIGTERM; ranks that stop along with it report "stopped"."""
 OUTPUT_LOST = "output-lost"
@@ -53,8 +54,8 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     t: UnixTime = 0.0
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Return the event itself: events are immutable, so copies of the containers that hold them can share
-        them."""
+        """Return the event itself: events are immutable, so a copied container can share them with the
+        original."""
         return self
 
 
@@ -128,7 +129,7 @@ class Phase(Event, tag="phase"):
     """A rank's activity before or after its steps, such as 'loading data' or 'saving weights'.
 
     `steps` is the number of steps of the whole run, reported once the data is known; `samples` is the number
-    of training samples, `left_out` the number of them that an epoch's steps do not use.
+    of training samples, and `left_out` the number of samples that an epoch's steps do not use.
     """
 
     rank: int
@@ -178,10 +179,10 @@ class Steps(Event, tag="steps"):
     Entry i is step `first + i` (the first step of a run is 1). `loss_sum` and `count` are this rank's share
     of the global batch, or None if the rank does not report a loss. A step's loss is the sum of all reporting
     ranks' `loss_sum` divided by the sum of their `count`. `step_s` is the wall time since the end of the
-    previous step; `ended` holds the Unix times at which the steps ended. `wait_s` is the part of a step spent
-    in the data loader, and `backwards` the number of backward passes in the step; both exist for observed
-    scripts only. In an observed script, a step that was not sampled has no loss, gradient norm or learning
-    rate (None), and no samples if no loader reports them.
+    previous step; `ended` contains the Unix times at which the steps ended. `wait_s` is the part of a step
+    spent in the data loader, and `backwards` the number of backward passes in the step; both exist for
+    observed scripts only. In an observed script, a step that was not sampled has no loss, gradient norm or
+    learning rate (None), and no samples if no loader reports them.
     """
 
     rank: int
@@ -213,7 +214,7 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 
 
 class Memory(Event, tag="memory"):
-    """Memory of a rank's devices in a sampled step (step 0: after construction)."""
+    """Memory of a rank's devices in a sampled step (step 0: after the model was built)."""
 
     rank: int
     step: int
@@ -277,8 +278,8 @@ class Sample(Event, tag="sample"):
 class DeviceNotice(Event, tag="device_notice"):
     """An event of a device, or of the device reader itself (`device` is then None).
 
-    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. A notice
-    that the user has to know about is followed by a problem.
+    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. If the
+    user has to know about a notice, a problem follows it.
     """
 
     code: str
@@ -292,7 +293,7 @@ class Comm(Event, tag="comm"):
 
     `measured` is False if the bytes are computed from a formula. `by_peer` is indexed by the receiving rank.
     `sync_s` is the time of one step's gradient sync from its first to its last byte, `overlapped_s` the part
-    of it that overlapped with backward; both are None if not measured.
+    of it that overlapped with the backward pass; both are None if not measured.
     """
 
     rank: int
@@ -330,7 +331,7 @@ class Spans(Event, tag="spans"):
     Entry i is phase `names[name[i]]` on device index `device[i]` of the run; it starts `start_us[i]`
     microseconds after `began` (Unix time) and lasts `duration_us[i]`. `seconds` is the length of the step.
     `stage`, `microbatch` and `num_bytes` are None if they apply to no phase. `simulated`: the devices slept
-    to simulate a given compute rate. `followed`: the memory ledger tracked the step, which slows the step
+    to simulate a certain compute rate. `followed`: the memory ledger tracked the step, which slows the step
     down.
     """
 
@@ -405,8 +406,8 @@ class Anomaly(Event, tag="anomaly"):
     """Something that looks wrong in a user script, reported once by one rank.
 
     `code` names the check, and `step` is the first step in which it failed. `line` is the script's line
-    ("file:line"), "" if unknown. `names` holds the first parameters, keys or modules concerned, and `numbers`
-    the numbers of the report, among them "names", the number of all names.
+    ("file:line"), "" if unknown. `names` are the first of the parameters, keys or modules concerned.
+    `numbers` are further values, by name; the value of "names" is the total number of names.
     """
 
     rank: int
@@ -421,11 +422,13 @@ class WeightDigests(Event, tag="weights"):
     """Digests of one rank's weights after `step` (0: before the first step).
 
     Entry i is the sum of the bit patterns of a part of parameter i, modulo 2**53; the step alone determines
-    which part. Ranks whose weights are equal bit by bit therefore have equal digests. They are taken before
-    the next step begins; `synced_bytes` is what collectives passed in between, `rate` the learning rate.
-    `training` counts the optimizers that have led one after the other. The first event of a rank in a
-    training has no digests, but the `names` and `sizes` (in elements) of the parameters, their total
-    `num_bytes`, and `max_elements`, up to which a digest covers a parameter as a whole.
+    which part. Ranks whose weights are equal bit by bit therefore have equal digests. The digests are taken
+    just before the next step. `synced_bytes` is the number of bytes that collectives passed between `step`
+    and the next backward pass, 0 if too few to have averaged the weights. `rate` is the learning rate.
+    `training` is the index of a series of digests: a new series starts when another optimizer takes the lead,
+    or when its parameters change. The first event of a series has no digests; it has the `names` and `sizes`
+    (in elements) of the parameters, their total `num_bytes`, and `max_elements`, the size up to which a
+    digest covers a whole parameter.
     """
 
     rank: int
@@ -443,7 +446,7 @@ class WeightDigests(Event, tag="weights"):
 class Metrics(Event, tag="metric"):
     """Values that a script or a configured run's user model has logged, as columns by name.
 
-    Entry i of `values[name]` belongs to `steps[i]`, in the script's own step count (None if it gave none),
+    Entry i of `values[name]` belongs to `steps[i]`, in the script's own step count (None if it passed none),
     and was logged at `times[i]` (Unix seconds), when the observer had counted `after[i]` steps. A value is
     None if it was not finite or if the entry has no value of that name. `through` is the API that was called:
     rankdeck | transformers | accelerate | lightning | tensorboard | wandb | mlflow.
@@ -461,9 +464,9 @@ class Collectives(Event, tag="collectives"):
     """Collectives that the script itself has called since the previous event, up to `step`.
 
     The mappings contain, by collective, the number of calls, the bytes of the tensors that this rank passed,
-    and the duration of the calls on this rank. From each of `changed_steps` on, every step up to the next of
-    them, or up to `counted_until`, makes the calls in `changed_calls`: their number by "name file:line". Only
-    calls on the default process group count.
+    and the duration of the calls on this rank. From step `changed_steps[i]` on, each step makes the calls in
+    `changed_calls[i]` (their number by "name file:line"), until the next change or, if there is none, until
+    `counted_until`. These numbers include only calls on the default process group.
     """
 
     rank: int
@@ -524,11 +527,11 @@ class RankFailed(Event, tag="rank_failed"):
 class OutOfMemory(Event, tag="out_of_memory"):
     """A rank's memory when an allocation failed in `step` (0: before the first step).
 
-    `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
-    error message. `module` is the innermost user module that was running, None during backward. `devices`
-    contains the bytes at that time; if no bytes were counted in this step, it is empty and the last sampled
-    step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on the
-    device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
+    `device` is the index of the device that ran out of memory; `allocation` contains the values parsed from
+    the error message. `module` is the innermost user module that was running, None during the backward pass.
+    `devices` contains the bytes at that time; if no bytes were counted in this step, it is empty and the last
+    sampled step's values apply. `modules` contains bytes by kind for the model's modules and the optimizer on
+    the device (on all of the rank's devices if they are virtual); activations are not assigned to modules.
     """
 
     rank: int
@@ -554,7 +557,7 @@ class Drained(Event, tag="drained"):
 
 
 class WeightsSaved(Event, tag="weights_saved"):
-    """The final weights were written, under the model's original names."""
+    """The final weights were written, under the model's original parameter names."""
 
     path: str
     num_bytes: int

@@ -303,9 +303,11 @@ def test_a_hanging_rank_is_suspected_and_then_reported(
     assert all(word in problem["message"] for word in fragments), problem["message"]
     warning = launching.read_problems(run, "warning")[-1]
     assert (warning.code, warning.rank) == ("hang-suspected", rank)
-    assert warning.message.startswith("No progress for") and "Rankdeck ends the run in" in str(warning.advice)
+    assert warning.message.startswith("No progress for") and "Rankdeck will end the run in" in str(
+        warning.advice
+    )
     explained = rankdeck_in_process("why", run.path, exit_code=0).out
-    assert warning.message in explained and "Rankdeck ends the run" not in explained
+    assert warning.message in explained and "Rankdeck will end the run" not in explained
 
 
 @pytest.mark.slow

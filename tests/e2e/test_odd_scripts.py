@@ -225,6 +225,9 @@ def test_a_rank_missing_in_a_collective_is_reported_on_stderr(folder: Path) -> N
         assert command.stderr is not None
         message = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
         command.send_signal(signal.SIGTERM)
-        assert f"({folder}/train.py, line 10), while the other ranks wait in all_reduce number " in message
+        assert (
+            f"({folder}/train.py, line 10), while the other ranks are waiting in all_reduce number "
+            in message
+        )
         assert command.wait(scale_timeout(40)) == 143
         assert "stopped with exit status 143 after " in command.stderr.read()

@@ -37,7 +37,7 @@ def to_keys(sequence: QKeySequence) -> str:
 
 
 def to_text(keys: str) -> str:
-    """Return the keys in native, readable form."""
+    """Return `keys` as text in the platform's notation."""
     return to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
 
 
@@ -52,7 +52,7 @@ def is_valid_keys(text: object) -> bool:
 class Keymap(QObject):
     """The current keys of each command.
 
-    `problem` says what is wrong with keymap.toml, or is None. `failed` carries the reason why the file could
+    `problem` describes an error in keymap.toml, or is None. `failed` carries the reason why the file could
     not be written; the changed keys then apply only until the app closes.
     """
 
@@ -108,7 +108,7 @@ class Keymap(QObject):
         return command_id in self._user_keys
 
     def commands_with_keys(self, keys: str) -> list[str]:
-        """Return the ids of the commands with these keys, regardless of their `when`."""
+        """Return the ids of the commands with these keys, regardless of their `when` conditions."""
         sequence = to_sequence(keys)
         return [c.id for c in self._commands if sequence in map(to_sequence, self.keys_for(c.id))]
 
@@ -217,8 +217,8 @@ class Shortcuts(QObject):
                 return
 
     def _on_focus_changed(self, _old: QWidget | None, new: QWidget | None) -> None:
-        """Install the event filter on the focused widget only: a filter on the application would see every
-        event."""
+        """Install the event filter on the focused widget only: a filter on the application would receive
+        every event."""
         # Qt may have deleted the widget while its Python object lives.
         if self._watched_widget is not None and isValid(self._watched_widget):
             self._watched_widget.removeEventFilter(self)

@@ -1,4 +1,4 @@
-"""Holds every command of the app in one table.
+"""Defines the table that contains every command of the app.
 
 A `Command` has an id, a title, keys, a condition, a menu position and a function. The palette, the menus, the
 tool buttons and the keymap are all built from the table, so a command is added in one place:
@@ -8,9 +8,9 @@ tool buttons and the keymap are all built from the table, so a command is added 
         menu="Run/1_control", run=stop)
     )
 
-`Context` holds the facts that `when` refers to. A command whose `when` does not hold is not offered anywhere.
-This module has no widgets: see keymap.py for keys, shell/title_bar.py for menus and shell/palette.py for the
-palette.
+`Context` contains the facts that `when` refers to. A command whose `when` condition is not met is not offered
+anywhere. This module has no widgets: see keymap.py for keys, shell/title_bar.py for menus and
+shell/palette.py for the palette.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Command:
     `id` is dotted and stable ("view.toggleSideBar"); keymap.toml uses it. `title` is a phrase of the form
     "Category: Action": the palette shows all of it, and menus and tooltips show the part after the colon. The
     title is shown in the window's language; searching also matches the English title. `run` is called without
-    arguments. `keys` are the default shortcuts, with chords written as "Ctrl+K Ctrl+S". `when` joins context
-    facts with &&, with "!" before a fact that must not hold; an empty `when` always holds. `menu` consists of
-    a menu's id and a group's id, as in "View/2_layout"; groups are sorted by id and divided by separators. If
-    `menu` is empty, the command is in no menu. `checked` names the fact toggled by the command; menus show it
-    as a check mark. If `palette` is False, the palette hides the command (for commands that are useful only
-    as shortcuts).
+    arguments. `keys` are the default shortcuts, with chords written as "Ctrl+K Ctrl+S". `when` is a condition
+    that joins context facts with &&; "!" before a fact negates it, and an empty `when` is always true. `menu`
+    consists of a menu's id and a group's id, as in "View/2_layout"; groups are sorted by id and divided by
+    separators. If `menu` is empty, the command is in no menu. `checked` names the fact toggled by the
+    command; menus show it as a check mark. If `palette` is False, the palette hides the command (for commands
+    that are useful only as shortcuts).
     """
 
     id: str
@@ -91,7 +91,7 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """Parse a `when` such as "zenMode && !paletteOpen" into a dict of facts and their required values."""
+    """Parse a `when` condition such as "zenMode && !paletteOpen" into the required value of each fact."""
     # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
     assert all(map(_CONTEXT_KEY.fullmatch, facts)), (

@@ -34,8 +34,8 @@ def card_of(page: Page | None) -> ChartCard | None:
 
 
 class ChartCommands:
-    """The chart commands. They maintain the facts `activeCards` (the active tab has cards) and `activeChart`
-    (the active tab has a chart, on a card or on its own)."""
+    """The chart commands. They maintain the context facts `activeCards` (the active tab has cards) and
+    `activeChart` (the active tab has a chart, on a card or on its own)."""
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports
@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum size of a file name in bytes: below the usual limit of 255, because temporary names are longer."""
+"""Maximum size of a file name in bytes: below the usual limit of 255, since temporary names are longer."""
 
 
 def file_name(*parts: str) -> str:
@@ -167,7 +167,8 @@ class Exports:
         self._window, self._session, self._reveal = window, session, reveal
 
     def ask_file(self, title: str, name: str, kind: str) -> Path | None:
-        """Ask where to save a file, suggesting `name`. If the user types no suffix, add that of `name`."""
+        """Ask where to save a file, suggesting `name`; `kind` is the dialog's file filter. If the user types
+        no suffix, add that of `name`. Return None if the user cancels."""
         workspace = self._session.workspace
         suggested = str(workspace.dialog_folder / name)
         chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)

@@ -91,7 +91,8 @@ class Comparisons(QObject):
     # Opening
 
     def open_comparison(self, runs: Iterable[Path | RunRef]) -> ComparePage | None:
-        """Compare runs, with the first run as the baseline. Reuse a tab that compares the same runs."""
+        """Compare runs, with the first run as the baseline. If a tab already compares the same runs, show
+        that tab."""
         ats = list(dict.fromkeys(run if isinstance(run, RunRef) else RunRef(run.absolute()) for run in runs))
         if not ats:
             return None
@@ -103,7 +104,7 @@ class Comparisons(QObject):
         return page
 
     def add(self, ats: Sequence[RunRef]) -> None:
-        """Add runs to the current comparison, or to a new one."""
+        """Add runs to the current comparison, or to a new one if there is none."""
         pages = self._open_pages()
         if not pages:
             self.open_comparison(ats)
@@ -195,7 +196,7 @@ class Comparisons(QObject):
         self._pick_runs([RunRef(path)], question, self.open_comparison)
 
     def _pick_more(self, page: ComparePage) -> None:
-        add = partial(self._add_to_page, page.page_id)  # the palette keeps it, and must not keep the page
+        add = partial(self._add_to_page, page.page_id)  # the palette stores it: it must not refer to the page
         self._pick_runs(page.comparing.refs, tr("Add runs"), add, is_adding=True)
 
     def _add_to_page(self, page_id: str, ats: Sequence[RunRef]) -> None:
@@ -209,7 +210,8 @@ class Comparisons(QObject):
     ) -> None:
         """Show a list of runs that stays open; choosing a run toggles its check mark.
 
-        The first row calls `act` with the checked runs, or says how many more runs must be checked.
+        The runs `chosen` are checked initially; if `is_adding` is True, they are left out of the list. The
+        first row calls `act` with the checked runs, or asks for more runs if too few are checked.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 
@@ -250,7 +252,7 @@ class Comparisons(QObject):
         if page is not None:
             self._pick_more(page)
 
-    # As a page
+    # Exporting
 
     def _save_active(self) -> None:
         page = self._active_page()

@@ -96,7 +96,8 @@ class DeviceMonitor(QObject):
         self._list_problems()
 
     def _show_toast(self, uuid: str, message: str) -> None:
-        """Show `message` in a toast that all failed GPUs share, unless the Devices tab is active."""
+        """Show a `message` about the GPU `uuid` in a toast that all failed GPUs share, unless the Devices tab
+        is active."""
         toasts, active = self._window.toasts, self._window.editor.active_page()
         if active is not None and active.page_id == PAGE_ID:
             return

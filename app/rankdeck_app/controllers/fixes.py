@@ -7,9 +7,9 @@ takes these steps:
 
     save a checkpoint  ->  stop  ->  resume with the changes  ->  compare both attempts
 
-If a step fails, a toast says so, and the run continues or can be resumed unchanged: it is stopped only after
-a checkpoint is saved, and if the new attempt is refused, the previous attempt remains the newest. A run that
-never saved a checkpoint cannot resume: its fix starts a new run, and the button says so.
+If a step fails, a toast reports this, and the run continues or can be resumed unchanged: it is stopped only
+after a checkpoint is saved, and if the new attempt is refused, the previous attempt remains the run's latest.
+A run that never saved a checkpoint cannot resume: its fix starts a new run, as the button's label states.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ class Fixes(QObject):
         return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Resume with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
-        """Show the selected problem's fix over the memory bars of its run; with None, hide the preview."""
+        """Show the selected problem's fix over the memory bars of its run; if `entry` is None, hide the
+        preview."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
             self._session.fix_plans.hide()
@@ -230,8 +231,8 @@ class Fixes(QObject):
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Apply the changes to a run. A live run is stopped to do so, but only if the changes are valid for
-        its configuration and its code is trusted."""
+        """Apply the changes to a run. If the run is live, stop it first, but only if the changes are valid
+        for its configuration and its code is trusted."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return

@@ -62,21 +62,21 @@ class Launcher(QObject):
         self._refusal: Problem | None = None
         self._on_draft_changed()
 
-    # What stands in the way
+    # Blockers
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
     def blocker(self) -> Problem | None:
-        """Return why the current configuration (draft or script) cannot be launched, or None."""
+        """Return the problem that prevents launching the current draft or script, or None."""
         problem = self.form_blocker()
         if problem is None and not self._session.script.is_chosen:
             return self._session.plan.refusal
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """Return the blocker, ignoring a plan that refuses only the chosen strategy, because the user can
+        """Return the blocker, but ignore a refusal of the chosen strategy by the plan, because the user can
         still race other strategies."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
@@ -175,7 +175,7 @@ class Launcher(QObject):
         self.when_trusted(config.code_folders, partial(self._start, config, then))
 
     def launch_again(self, path: Path, config: RunConfig) -> None:
-        """Start a new run with another run's configuration, asking for trust as `resume` does."""
+        """Start a new run with the configuration of the run at `path`, asking for trust as `resume` does."""
         trust = self._session.trust
         self.when_trusted(partial(trust.untrusted_folders_of_run, path, config), partial(self._start, config))
 
@@ -214,8 +214,8 @@ class Launcher(QObject):
         go_on: Callable[[], object],
         failed: Callable[[ConfigError], object] | None = None,
     ) -> None:
-        """Call `go_on` once the user trusts the code in these folders; if the user refuses, it is never
-        called.
+        """Call `go_on` once the user trusts the code in the folders that `code_folders` returns; if the user
+        refuses, `go_on` is never called.
 
         The io thread calls `code_folders`; if that raises a ConfigError, `failed` is called with the error.
         """
@@ -264,8 +264,8 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Open a page for a launch; the run's tab replaces it later. For a launch of something other than a
-        run, such as a race, `show` opens the tab."""
+        """Open a starting page for a launch; the run's tab replaces it later. If something other than a run
+        is launched, such as a race, `show` opens its tab."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
         # Before the page is opened: _make_page looks the launch up.

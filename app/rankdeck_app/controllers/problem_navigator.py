@@ -109,7 +109,7 @@ class ProblemNavigator:
             return
         if self._current in entries:
             self._index = entries.index(self._current) + step
-        elif step < 0:  # it is gone: its successor has its index, so only going back must move
+        elif step < 0:  # the problem is gone; its successor has its index, so only going back must move
             self._index -= 1
         self._index = max(self._index, -1) % len(entries)
         self._current = entries[self._index]

@@ -1,7 +1,7 @@
 """Starts races from the draft, shows them in tabs, stops them, and applies the winner to the draft.
 
-A race runs in a process of its own, which the engine detaches like a run's guard, so the tab or the app can
-be closed during the race.
+A race runs in its own process, which the engine detaches from the app as it does a run's guard process. The
+user can therefore close the tab or the app during the race.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ POLL_INTERVAL_MS = 100
 
 
 class RestoredTabs(QObject):
-    """Reader for the runs of restored tabs. `kind` is the page kind of runs; `runs` lists the existing runs,
-    so that the window's thread need not read the disk."""
+    """Reader for the runs of restored tabs. `kind` is the kind of the pages that show runs; `runs` is the
+    list of existing runs, so that the window's thread need not read the disk."""
 
     def __init__(
         self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject
@@ -54,7 +54,8 @@ class RestoredTabs(QObject):
         ]
 
     def _poll(self) -> None:
-        """Drain the readers, and start reading the next run once the previous one has been read."""
+        """Process what the readers have read, and start reading the next run once the previous one has been
+        read."""
         for path, run in self._acquired_runs.items():
             if run.drain():
                 tone = OUTCOME_TONES.get(run.outcome or "running", "descriptionForeground")

@@ -1,8 +1,8 @@
 """Defines the actions on selected runs in one table, from which menus, keys and the palette are built.
 
 `selected_runs` are the runs selected in the list that has the keyboard focus, or had the focus when the
-palette or a menu was opened. For each action, the context holds a fact that says whether the action applies
-("runsCan.rename"). "runsComparable" holds if two to eight runs (and no race) are selected; the menu then
+palette or a menu was opened. For each action, the context has a fact that is True if the action applies
+("runsCan.rename"). "runsComparable" is True if two to eight runs (and no race) are selected; the menu then
 offers the command `runs.compare`.
 """
 

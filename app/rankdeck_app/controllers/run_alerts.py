@@ -37,7 +37,7 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class _AlertState:
-    """State of an open run's alerts, kept from one check to the next."""
+    """State of an open run's alerts that is carried over from one check to the next."""
 
     def __init__(self) -> None:
         self.imbalance = ImbalanceAlert()
@@ -84,7 +84,7 @@ class RunAlerts(QObject):
             self._postponed.add(run)
             if not self._timer.isActive():
                 self._timer.start()
-        # The past has its own alert: the present one's history must not mix with it.
+        # An earlier time gets its own alert, so as not to mix with the history of the present one.
         if viewed is not run:
             self._list_imbalance(run, _imbalance_problem(viewed, ImbalanceAlert()))
             return

@@ -1,6 +1,6 @@
 """Connects the run lists (the Runs page and the side bar) to tabs and commands.
 
-A click previews a run: its dashboard opens in the group beside the Runs page (or, after a click in the side
+A click previews a run: its dashboard opens in the group next to the Runs page (or, after a click in the side
 bar, in the active group), and the next click replaces that preview. A double click or Enter opens the run.
 The layout of the page's table is stored per workspace folder.
 """
@@ -161,7 +161,7 @@ class RunLists(QObject):
         if used is not None:
             used.focus_search()
 
-    # Which list has the keyboard
+    # The focused list
 
     def current_selection(self) -> list[RunInfo]:
         """Return the runs selected in the focused list; if there are none, those selected in the visible
@@ -192,7 +192,7 @@ class RunLists(QObject):
         self._window.context.set("runsFocus", used is not None)
         self.actions.select(used.selected_runs() if used is not None and is_in_list else [])
 
-    # What stays
+    # The saved layout
 
     @property
     def _folder(self) -> str:

@@ -32,7 +32,7 @@ class RunOrganizer(QObject):
         self.label_store.trashed.connect(self._show_trashed_toast)
         self.label_store.restored.connect(lambda _paths: session.runs.rescan())
 
-    # What is said of runs
+    # Names, tags and notes
 
     def rename(self, path: Path, name: str) -> None:
         """Rename a run; "" restores its original name."""
@@ -93,7 +93,7 @@ class RunOrganizer(QObject):
             )
             self._window.toasts.show(message, actions=[undo], key=f"archived {paths[0]}")
 
-    # Throwing away
+    # Deleting
 
     def trash(self, infos: Sequence[RunInfo]) -> None:
         self.label_store.trash([info.path for info in infos])

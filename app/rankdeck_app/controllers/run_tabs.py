@@ -87,8 +87,8 @@ class RunTabs(QObject):
         beside: Page | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Open a run or a race, with the options of EditorArea.open, then call `then`. If the folder contains
-        neither, show a toast."""
+        """Open the run or race at `path`, with the options of EditorArea.open, then call `then`. If the
+        folder contains neither, show a toast."""
         # Page ids are compared as text, so a relative path would open a second tab of the same run.
         path = path.absolute()
 
@@ -106,8 +106,8 @@ class RunTabs(QObject):
             self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """Return RUN or RACE, or "" if the folder contains neither. Folders that are not among the known
-        runs, such as those of restored tabs, are looked up on disk."""
+        """Return RUN or RACE, or "" if the folder contains neither. A folder that is missing from the run
+        list, such as that of a restored tab, is looked up on disk."""
         info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
@@ -154,7 +154,7 @@ class RunTabs(QObject):
         if run is self.current:
             self._set_current(None)
 
-    # The active one
+    # The active run
 
     def active(self) -> LiveRun | None:
         """Return the run of the active tab."""
@@ -206,7 +206,7 @@ class RunTabs(QObject):
         elif not self._status_timer.isActive():
             self._status_timer.start()
 
-    # Acting on it
+    # Actions on runs
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to stop; a toast reports a failure."""
@@ -272,7 +272,7 @@ class RunTabs(QObject):
     def copy_paths(self, paths: Sequence[Path]) -> None:
         QGuiApplication.clipboard().setText("\n".join(map(str, paths)))
 
-    # What the frame shows
+    # Parts of the frame that show the current run
 
     def _list_problems(self, run: LiveRun) -> None:
         """List the run's problems at the viewed time."""
@@ -327,9 +327,10 @@ class RunTabs(QObject):
     def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
         """Return the memory that the current run uses.
 
-        The result is a pair: "gpu" or "virtual", and a dict that maps each host to a dict that maps a
-        device's index on the host to (bytes, fraction of the capacity or of the largest usage, is lead
-        device). The host of a single-host run is "". For a finished run, the result is ("", {}).
+        The result is a pair: the kind of device, "gpu" or "virtual", and the usage by host and by the
+        device's index on the host. A usage is a tuple (bytes, fraction of the capacity or, if unknown, of the
+        largest usage, whether this is the lead device). The host of a single-host run is "". Without a run,
+        or if it is finished, the result is ("", {}).
         """
         run = self.current
         if run is None or not run.devices or run.is_over:

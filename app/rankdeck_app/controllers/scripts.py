@@ -1,7 +1,7 @@
 """Runs the user's own scripts: from the form, from an entry of rankdeck.toml, or again as a new run.
 
-Scripts, interpreters inside the workspace folder and everything that its rankdeck.toml names are user code:
-none of it runs before its folder is trusted.
+Scripts, interpreters inside the workspace folder and everything that the folder's rankdeck.toml names are
+user code: none of it runs before its folder is trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE_FILTER = tr_noop("Python (*.py);;All files (*)")
 
 
 class Scripts(QObject):
-    """Launches the session's script; `InterpreterPicker` chooses its Python."""
+    """Launches the session's script. The user chooses its Python interpreter with InterpreterPicker."""
 
     def __init__(self, window: MainWindow, session: Session, launching: Launcher) -> None:
         super().__init__(window)
@@ -70,7 +70,7 @@ class Scripts(QObject):
         self._session.scripts.scan()
 
     def items(self) -> list[QuickPickItem]:
-        """Return the workspace folder's scripts as pick items; quick open lists them too."""
+        """Return the workspace folder's scripts as quick pick items; quick open lists them too."""
         return [
             QuickPickItem(
                 script.path.name,
@@ -213,7 +213,7 @@ class Scripts(QObject):
         self._find_python(entry.python or "", start)
 
     def run_again(self, path: Path) -> None:
-        """Start a new run with a run's script or configuration, asking for trust in its code if needed."""
+        """Start a new run with the script or configuration of an earlier run, asking for trust if needed."""
         run = RunDir(path)
 
         def start(config: ScriptConfig | RunConfig) -> None:
@@ -244,14 +244,14 @@ class Scripts(QObject):
         self._show_starting_page(launch)
 
     def _show_starting_page(self, launch: Launch) -> None:
-        """Open a starting page; if the panel is open, show the script's output in it."""
+        """Open the starting page of a launch; if the panel is open, bring its Output tab to the front."""
         self._launcher.show_starting_page(launch)
         if self._window.wanted_parts["panel"]:
             self._window.panel.show_tab("output")
 
     def _find_python(self, named_python: str, start: Callable[[Path], object]) -> None:
-        """Find the interpreter that an entry or the form names, or else that of the workspace folder, and
-        call `start` with it. Show errors to the user."""
+        """Find the interpreter `named_python`, or the workspace folder's if this is empty, and call `start`
+        with its path. Show errors to the user."""
         script = self._session.script
 
         def on_found(python: Path | None) -> None:
@@ -314,7 +314,7 @@ class InterpreterPicker(QObject):
         ]
 
     def pick(self) -> None:
-        """Open the list of known interpreters, and scan for new ones."""
+        """Open the list of the interpreters found so far, and scan for more."""
         self._is_open = True
         self._window.command_palette.pick(self.items(), tr(_PICKER_PLACEHOLDER))
         self._session.scripts.scan()

@@ -107,7 +107,8 @@ class Session:
         self.scripts.scan()
 
     def step_movement(self, card: StrategySpec) -> StepMovement:
-        """Return the StepMovement of the draft with this strategy, created on first use and then shared."""
+        """Return the StepMovement of the draft with the strategy `card`, created on first use and then
+        shared."""
         if card.name not in self._step_movements:
             self._step_movements[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
         return self._step_movements[card.name]
@@ -120,7 +121,7 @@ class Session:
         """
         text = preset.path.read_text(encoding="utf-8")
         self.draft.replace(text, folder=preset.path.parent, stem=preset.name, origin=preset.name)
-        changes: dict[KeyPath, object] = {("name",): None}  # a run is called by what it is, not by its preset
+        changes: dict[KeyPath, object] = {("name",): None}  # the run must not be named after its preset
         if self.draft.value(("devices",)) is None:
             changes["devices", "use"] = default_devices(preset.strategy, self.gpus.devices)
         self.draft.set_values(changes)

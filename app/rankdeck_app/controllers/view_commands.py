@@ -32,7 +32,8 @@ _TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
-    """The app's commands and the methods that implement them; the views' signals call the methods too."""
+    """The app's commands and the methods that implement them; the views' signals are connected to the methods
+    too."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class AppCommands:
             Command("welcome.show", phrase("Help: Welcome"), welcome, menu="Help/1_start"),
         ]
 
-    # What quick open lists
+    # Items of quick open
 
     def providers(self) -> list[QuickProvider]:
         return [self.run_items, self.scripts.items, self.preset_items, self.file_items]
@@ -205,7 +206,7 @@ class AppCommands:
             self._files = {folder: files}
             self.window.command_palette.refresh_quick_open()
 
-    # What views ask for
+    # Actions that views request
 
     def launch(self) -> None:
         """Launch the script if a script is chosen, otherwise the draft."""
@@ -265,8 +266,8 @@ class AppCommands:
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
-        """Set the draft's strategy; `options`, if given, replace the strategy options that the draft would
-        otherwise keep."""
+        """Set the draft's strategy to `name`. Unless `options` is None, it replaces the strategy options that
+        the draft would otherwise keep."""
         self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:

@@ -57,7 +57,7 @@ class EditorArea(QWidget):
         """Register `factory(page_id)`, which rebuilds a page with an id "<prefix>:..." when the page is
         restored at start, reopened or split.
 
-        The factory can raise PageUnavailableError. `title`, if given, replaces the saved title on restore.
+        The factory can raise PageUnavailableError. A `title` replaces the saved title on restore.
         """
         self._page_kinds.register(prefix, factory, title)
 
@@ -72,10 +72,10 @@ class EditorArea(QWidget):
     ) -> Page:
         """Show the page with that id; build it if necessary, with `factory` or the factory of its kind.
 
-        `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
-        becomes a normal tab once it is opened without `preview`. With `beside`, the requested page opens in a
-        group other than that of `beside`. If it is open only in the group of `beside`, it is shown a second
-        time, or moved if it cannot be shown twice.
+        If `focus` is False, the keyboard focus does not change. A `preview` replaces the previous preview,
+        and becomes a normal tab once it is opened without `preview`. If `beside` is set, the page opens in a
+        group other than that of `beside`. If it is open only in that group, it is shown a second time, or
+        moved if it cannot be shown twice.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return all groups but that of `page`, starting with the next one; create one if there are none."""
+        """Return the groups other than that of `page`, the next one first; if there are none, create one."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -179,7 +179,7 @@ class EditorArea(QWidget):
             self._close_tab(group, tab)
 
     def reopen_closed(self) -> None:
-        """Reopen the most recently closed tab whose kind is known."""
+        """Reopen the most recently closed tab whose page kind is registered."""
         while self._closed_tabs:
             tabs = self._page_kinds.restore_tabs([self._closed_tabs.pop()])
             if tabs and self._find(tabs[0].page_id) is None:

@@ -49,7 +49,7 @@ class FindCommands(QObject):
         return _get_find_bar(self._editor.active_page()) or _get_find_bar(body)
 
     def update_context(self, *_what: object) -> None:
-        """Set "canFind" to whether there is searchable text."""
+        """Set the context fact "canFind", which is True if there is searchable text."""
         self._context.set("canFind", self._find_bar() is not None)
 
 

@@ -22,7 +22,7 @@ _FRAME_END = QEvent.Type(QEvent.registerEventType())
 
 @dataclass(frozen=True)
 class FrameStats:
-    """Statistics of the last frames: rate and frame times."""
+    """Statistics of the most recent frames: the frame rate and two percentiles of the frame time."""
 
     rate_hz: float
     p50_ms: float

@@ -1,8 +1,8 @@
 """Keyboard shortcuts page: every command with its keys; Enter on a row or in the search field records new
 keys.
 
-The recorder accepts one chord (up to two strokes, ended by Enter or a pause) and names other commands that
-use it.
+The recorder accepts one chord (up to two strokes, ended by Enter or a pause) and shows which other commands
+use the same keys.
 """
 
 from __future__ import annotations

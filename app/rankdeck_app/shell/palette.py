@@ -1,4 +1,5 @@
-"""The command palette: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), picks and short questions.
+"""The command palette: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), lists to pick from and short
+questions.
 
 Each time it opens, quick open asks every provider for its items once. fuzzy.py filters the items while the
 user types. `pick` and `prompt` use the same box for a single question.
@@ -140,8 +141,8 @@ class CommandPalette(FloatingList):
             show()
 
     def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
-        """Return a function that lists the rows for the typed text: commands after ">", or else quick open
-        items. The function asks the providers only on its first use."""
+        """Return a function that lists the rows for the typed text: commands if the text starts with ">",
+        otherwise quick open items. The function asks the providers only on its first use."""
 
         @cache
         def listed() -> list[QuickPickItem]:

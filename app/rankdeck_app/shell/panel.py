@@ -179,7 +179,7 @@ class Panel(QWidget):
         return self._bodies[tab_id]
 
     def set_badge(self, tab_id: str, count: int | None, tone: str = "normal") -> None:
-        """Show a count beside the title, in red if `tone` is "error"; None or 0 removes the count."""
+        """Show a count next to the title, in red if `tone` is "error"; None or 0 removes the count."""
         self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
 
     def _on_current_changed(self, index: int) -> None:

@@ -35,7 +35,7 @@ _HEADLESS_PLATFORMS = ("offscreen", "minimal", "minimalegl", "vnc", "linuxfb", "
 
 
 def find_startup_problem(environ: dict[str, str] | None = None) -> str | None:
-    """Return one line that says why the app cannot start here and how to fix it; None if it can."""
+    """Return a line that explains why the app cannot start here and how to fix that; None if it can start."""
     env = dict(os.environ) if environ is None else environ
     if importlib.util.find_spec("PySide6") is None or importlib.util.find_spec("pyqtgraph") is None:
         return "The app needs PySide6 and pyqtgraph, which are not installed: pip install 'rankdeck[app]'"

@@ -127,7 +127,7 @@ class FormScrollArea(QScrollArea):
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
     def scroll_to(self, widget: QWidget, rect: QRect | None = None) -> None:
-        """Scroll until the widget, or the part of it given by `rect`, is visible with a margin around it."""
+        """Scroll until the widget, or only its part `rect`, is visible with a margin around it."""
         self._update_layout()
         box = widget.rect() if rect is None else rect
         box = QRect(widget.mapTo(self._content, box.topLeft()), box.size())

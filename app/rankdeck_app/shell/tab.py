@@ -20,7 +20,7 @@ PageFactory = Callable[[str], Page]
 
 
 class UnavailablePage(Page):
-    """Page that says why the real page cannot be shown."""
+    """Page that explains why the real page cannot be shown."""
 
     can_split = False
 
@@ -39,7 +39,7 @@ class Tab:
     """A tab of the editor.
 
     `state` is the saved state of the page; `title` and `icon` are those shown before the page is built. A tab
-    with `preview` has an italic title and is replaced by the next preview that is opened.
+    whose `preview` is True has an italic title and is replaced by the next preview that is opened.
     """
 
     page_id: str
@@ -68,7 +68,8 @@ class Tab:
         )
 
     def build(self) -> Page:
-        """Return the page, built on first use. If the page is unavailable, return a page that says why."""
+        """Return the page, built on first use. If the page is unavailable, return a page that explains
+        why."""
         if self.page is None:
             try:
                 self.page = self.factory(self.page_id)

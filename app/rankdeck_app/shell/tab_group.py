@@ -242,7 +242,7 @@ class TabGroup(QWidget):
         self._show_current()
 
     def set_focused(self, focused: bool) -> None:
-        """Set whether commands act on this group; if they do, its active tab has a bright accent."""
+        """Set whether commands act on this group; the active tab of that group has a bright accent."""
         self.bar.is_group_focused = focused
         self.bar.update()
 

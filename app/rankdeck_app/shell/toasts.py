@@ -75,7 +75,8 @@ def action_buttons(
     """Return a right-aligned row of buttons, of which the first is primary; if `has_primary` is False, no
     button is primary and the row is left-aligned.
 
-    If the row needs more than `room` pixels, the buttons are stacked.
+    If the row needs more than `room` pixels, the buttons are stacked. A click passes the callback of the
+    button to `run`.
     """
     buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
     buttons.setSpacing(_GAP)
@@ -252,7 +253,7 @@ class Toasts(QObject):
             self.reposition()
 
     def dismiss(self, key: str) -> None:
-        """Close the outdated toast with this key; the history keeps its message."""
+        """Close the toast with this key because its message is outdated; the history keeps the message."""
         toast = self.find(key)
         if toast is not None:
             toast.dismiss()

@@ -50,8 +50,9 @@ _MANAGE_COMMANDS = ("palette.commands", "preferences.settings", "preferences.key
 class MainWindow(QWidget):
     """The main window.
 
-    `first_painted` is emitted once, when the empty window is on screen; `started` after all views are added;
-    `layout_changed` when parts are toggled or resized; `closing` when the window is about to close.
+    `first_painted` is emitted once, when the empty window is on screen; `started` is emitted after all views
+    are added, `layout_changed` when parts are toggled or resized, and `closing` when the window is about to
+    close.
     """
 
     first_painted = Signal()

@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown; by now, its path may lead to
-something other than a regular file, such as a named pipe."""
+"""Read a code file named in a traceback, or report why it cannot be shown. By the time it is read, the path
+may have become something other than a regular file, such as a named pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class CodeText:
-    """Text of a code file; `problem` says why the text cannot be shown."""
+    """Text of a code file; `problem` explains why the text cannot be shown."""
 
     text: str = ""
     problem: str = ""

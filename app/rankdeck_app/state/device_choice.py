@@ -1,5 +1,5 @@
-"""Devices chosen for the next run: those of the configuration or those of the script, whichever Launch would
-start.
+"""Devices chosen for the next run: those of the configuration, or those of the script if Launch would start
+the script.
 
 One set of device cards serves both: the cards read and write this model in either case. In a run of several
 hosts, each host has its own choice.
@@ -83,7 +83,7 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
     """Return the default devices for a configuration that is opened in the app and names no devices.
 
     GPUs are preferred. If there are GPUs but `auto` would use none of them, the free GPUs are chosen, and the
-    form says why a run cannot use them.
+    form shows why a run cannot use them.
     """
     if any(gpu.is_available for gpu in gpus):
         return "auto"
@@ -98,8 +98,8 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
 
 
 def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> Problem | None:
-    """Return why a host cannot provide the GPUs requested by `use`; None if it can, or if its GPUs are not
-    known yet.
+    """Return why a host cannot provide the GPUs requested by `use`; None if it can, or if its GPUs have not
+    been listed yet.
 
     If the host has no GPUs, the advice suggests a rehearsal if `can_rehearse` is True, and otherwise a run
     without GPUs.

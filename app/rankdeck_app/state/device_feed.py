@@ -33,8 +33,9 @@ _COMMAND = ("devices", "--follow", "--json")
 class DeviceFeed(QObject):
     """Sampler process, restarted as needed.
 
-    `line_received` carries a line (readings.py). `unavailable` carries a sentence that says why there will be
-    no lines. `connection_failed` carries the reason why a host did not answer; the connection is retried.
+    `line_received` carries one of the sampler's lines (readings.py). `unavailable` carries a sentence that
+    explains why there will be no lines. `connection_failed` carries the reason why a host did not answer; the
+    connection is retried.
     """
 
     line_received = Signal(object)
@@ -131,7 +132,7 @@ _RAW_POINTS, _TIER_BINS = 4_096, 2_048
 
 
 class DeviceHistory:
-    """Time series of all metrics, fed with the sampler's samples."""
+    """Time series of every metric of every GPU, built from the sampler's lines."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], Series] = {}

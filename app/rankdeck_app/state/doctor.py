@@ -1,8 +1,8 @@
-"""Run `rankdeck doctor --json` and hold the results, which are read line by line as they are printed.
+"""Run `rankdeck doctor --json` and collect the results, which are read line by line as they are printed.
 
 Only one doctor runs at a time. Previous results stay until new ones replace them, so that a page does not
-become empty while the user reads it. Malformed lines are skipped; if the process ends early, `problem` says
-why.
+become empty while the user reads it. Malformed lines are skipped; if the process ends early, `problem`
+explains why.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _DoctorProcess(EngineStream):
 
 
 class Doctor(QObject):
-    """Results of the doctor; `changed` is emitted when there are new results.
+    """The results of `rankdeck doctor`; `changed` is emitted when there are new results.
 
     `rows` are the checks' rows, in the order in which the newest doctor process announced them. `lines` are
     the results of that process so far, and `previous_lines` those of earlier processes.

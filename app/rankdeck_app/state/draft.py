@@ -110,7 +110,7 @@ class Draft(QObject):
 
     @property
     def run_title(self) -> str:
-        """The title of the draft's run; empty if it is not known yet."""
+        """The title of the draft's run; empty until the draft has had a valid configuration."""
         config = self._last_config
         return "" if config is None else title_of(config, self._count_devices(config))
 
@@ -142,7 +142,7 @@ class Draft(QObject):
     def set_text(self, text: str, *, is_typed: bool = False) -> None:
         """Replace the text.
 
-        `is_typed` says that the text was typed into a field; problems are then reported after a delay.
+        If `is_typed` is True, the text was typed into a field, and problems are reported after a delay.
         """
         if text != self.text:
             was_toml, was_right = self.is_toml, not self.problems
@@ -194,7 +194,7 @@ class Draft(QObject):
         """Choose the entry `use` of the catalogue at a key path, such as "ddp" at ("strategy",).
 
         Options that the new entry supports keep their values, and all others are removed. If `use` is the
-        user's own "module:factory", all options are kept. A mesh gets default sizes for the chosen devices.
+        user's own "module:factory", no options are removed. A mesh gets default sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
         write_value(document, (*key_path, "use"), use)
@@ -226,7 +226,7 @@ class Draft(QObject):
     ) -> None:
         """Replace the draft with another configuration.
 
-        `source` is the file that Save writes, if any. `origin` says where the text came from: a preset's
+        `source` is the file that Save writes, if any. `origin` states where the text came from: a preset's
         name, a file name, or RUN_ORIGIN_PREFIX and a run's name.
         """
         self.text, self.folder, self.stem = text, folder, stem
@@ -323,10 +323,10 @@ class Draft(QObject):
         self.changed.emit()
 
     def _validate_new_text(self, readable: str = "") -> None:
-        """Validate the draft's text after it was replaced; if the new text is not valid TOML, show the values
-        in `readable`, an earlier text."""
-        # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
-        # stays shown.
+        """Validate the draft's text after it was replaced. If the new text is not valid TOML, the draft shows
+        the values of `readable`, an earlier text."""
+        # The empty text is validated first, to drop the previous text's values. If the new text is not TOML,
+        # the values of `readable` remain.
         for text in ("", readable, self.text):
             self.text = text
             self._validate()

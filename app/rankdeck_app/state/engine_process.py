@@ -266,7 +266,7 @@ class Launch(QObject):
         if problems:
             return problems
         output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or tr("no output")
-        text = tr("The engine ended with code {exit_code}: {output}", exit_code=exit_code, output=output)
+        text = tr("The engine ended with exit code {exit_code}: {output}", exit_code=exit_code, output=output)
         advice = tr("Set engine.python to a Python interpreter with rankdeck installed.")
         return [Problem("engine", text, advice=advice)]
 
@@ -351,7 +351,7 @@ class Engine(QObject):
 
     def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
         """Start the next attempt of an ended run; a script is run again as a new run. `options` change the
-        run's configuration. The caller has checked that the run's code is trusted."""
+        run's configuration. The caller must have checked that the run's code is trusted."""
         arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))

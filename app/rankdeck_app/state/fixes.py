@@ -166,8 +166,8 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._is_stale = self._is_stale or bool(changed & _RELEVANT_CHANGES)
 
     def update(self) -> None:
-        """Process new events of the run, and ask the planner for fixes once the run is known to have run out
-        of memory."""
+        """Process new events of the run, and ask the planner for fixes once the report confirms that the run
+        ran out of memory."""
         self.run.drain()
         if not self._is_stale or self.run.outcome is None:
             return

@@ -1,8 +1,8 @@
 """Current state of the GPUs (GpuStatus) of this machine or another host.
 
-The state is built from the sampler's lines (device_feed.py). Nothing is known before the first answer; if
-there are no GPUs to show, `reason` says why in one line. Readings are updated at most four times a second,
-because text that changes faster cannot be read.
+The state is built from the sampler's lines (device_feed.py). There is no state before the sampler's first
+answer; if there are no GPUs to show, `reason` explains why in one line. Readings are updated at most four
+times a second, because text that changes faster cannot be read.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Gpus(QObject):
     """GPUs of one host; `host` is "" for this machine.
 
     `changed` is emitted when the devices or the processes on them change, or a device is lost, returns or
-    becomes stale; `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is
-    False until the first answer. `refusal` says why another host does not answer.
+    becomes stale; `readings_changed` is emitted for new readings. `notice_received` carries a NoticeLine.
+    `is_known` is False until the first answer. `refusal` explains why another host does not answer.
     """
 
     changed = Signal()
@@ -212,7 +212,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def update(self) -> None:
-        """Update the GPUs from the registry, and emit the signals for the values that have changed."""
+        """Update the GPUs from the device registry, and emit a signal for each kind of change."""
         line = self.registry.devices_line
         if line is None:
             return

@@ -1,5 +1,5 @@
-"""GPUs of the next run's hosts. This machine's GPUs are always observed, those of another host only while the
-configuration names that host or a tab has acquired it."""
+"""GPUs of the next run's hosts. This machine's GPUs are always observed; another host's GPUs are observed
+only while the configuration names that host or a tab has acquired it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TYPING_DELAY_MS = 800
 class HostGpus(QObject):
     """GPUs by host.
 
-    `changed` is emitted when the set of observed hosts changes; `devices_changed` is emitted then too, and
-    when the devices of an observed host change.
+    `changed` is emitted when the set of observed hosts changes. `devices_changed` is emitted in that case
+    too, and when the devices of an observed host change.
     """
 
     changed = Signal()

@@ -1,6 +1,7 @@
 """Track when this machine last heard from each host of a run, by this machine's clock.
 
-A host that is disconnected, stopped or late with its reports counts as silent, whatever its own clock says.
+A host that is disconnected, stopped or late with its reports counts as silent, whatever time its own clock
+shows.
 """
 
 from __future__ import annotations

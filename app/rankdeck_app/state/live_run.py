@@ -77,7 +77,7 @@ class LiveRun(QObject, RunView):
         self._tail.start()
 
     def close(self) -> None:
-        """Stop the reader threads; the state read so far is kept."""
+        """Stop the reader threads; the state read so far remains available."""
         self.time_machine.close()
         self._tail.stop()
         if self.copier is not None:
@@ -112,8 +112,8 @@ class LiveRun(QObject, RunView):
     def drain(self, budget_s: float = 0.004) -> RunChange:
         """Apply the reader's updates until the budget is spent, and return what changed.
 
-        A batch is never split. Applying one takes half a millisecond in a live run, and a few milliseconds
-        when a million events are read for the first time.
+        A batch is never split. Applying a batch takes half a millisecond in a live run, and a few
+        milliseconds when a million events are read for the first time.
         """
         until = time.perf_counter() + budget_s
         changed = RunChange.NOTHING

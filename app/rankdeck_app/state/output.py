@@ -110,7 +110,7 @@ def _evaluation_text(event: events.Evaluation) -> str:
     if event.accuracy is None:
         return tr("evaluation at step {step}: held-out loss {loss}", step=event.step, loss=loss)
     return tr(
-        "evaluation at step {step}: held-out loss {loss} accuracy {accuracy:.2%}",
+        "evaluation at step {step}: held-out loss {loss}, accuracy {accuracy:.2%}",
         step=event.step,
         loss=loss,
         accuracy=event.accuracy,
@@ -146,7 +146,7 @@ def _run_started_text(event: events.RunStarted) -> str:
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:
-    """Return an output line for the last of the steps that the event reports."""
+    """Return an output line for the last step that the event reports; None if it reports no step."""
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
         return None
@@ -163,7 +163,7 @@ def _step_line(event: events.Steps) -> OutputLine | None:
 
 
 class OutputTail(threading.Thread):
-    """Thread that follows a run until `stop`.
+    """Thread that follows a run until `stop` is called.
 
     Another thread can pop lines from `lines`; beyond the model's limit, the oldest lines are dropped.
     """

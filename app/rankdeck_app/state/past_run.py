@@ -2,7 +2,7 @@
 
 Metrics are those reported up to that time. Curves show the whole run, so that the user sees what came before
 and after. But if a later attempt has repeated steps that were complete at that time, the curves show only
-what was known then.
+what had been reported by then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PastRun(RunView):
         announced = [attempt for attempt in state.attempts.values() if attempt.started is not None]
         self._attempt = announced[-1].number if announced else None
         ended = announced[-1].ended if announced else None
-        # The newest attempt's prediction may come from the draft's plan, which no file holds.
+        # The newest attempt's prediction may come from the draft's plan, which is not stored in a file.
         is_newest = self._attempt == max(live.state.attempts, default=None)
         self.prediction = live.prediction if is_newest else prediction
         self.outcome = None if not announced else "running" if ended is None else ended.outcome

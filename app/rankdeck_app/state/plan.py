@@ -2,7 +2,7 @@
 
     draft changed -> stop the process, drop old answers -> wait until typing pauses -> new process -> rows
 
-Answers are kept when only the strategy changes, so choosing another strategy requests only missing answers;
+Answers remain valid if only the strategy changes, so choosing another strategy requests only missing answers;
 any other change that affects memory drops all answers. Unless all strategies are shown, only the chosen one
 is planned. Planning a configuration with the user's own code executes that code, so its folder must be
 trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
@@ -43,7 +43,7 @@ _IRRELEVANT_KEYS = {
 
 @dataclass
 class PlanRow:
-    """Row of a strategy and its options: the answer in `line`, or a `failure`; pending if it has neither."""
+    """Row of a strategy with its options: it has an answer (`line`) or a `failure`, or is still pending."""
 
     strategy: str
     label: str
@@ -116,7 +116,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def needs_trust(self) -> bool:
-        """Whether the draft uses user code that is not known to be trusted."""
+        """Whether the draft uses user code that has not been found to be trusted."""
         config = self._draft.plan_config
         return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
@@ -127,7 +127,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def refusal(self) -> Problem | None:
-        """The problem that would make the draft's run fail at once, if known."""
+        """The problem that would make the draft's run fail at once; None if the planner found none."""
         line = None if self.devices is not None else self.chosen_line
         return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
@@ -151,8 +151,8 @@ class DraftPlan(PlannerClient):
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """The least-memory line, the recommended line and why it is recommended, once all answers are
-        known."""
+        """The least-memory line, the recommended line and why it is recommended, once all answers have
+        arrived."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -216,7 +216,7 @@ class DraftPlan(PlannerClient):
         self._request_soon()
 
     def _check_trust(self, then: Callable[[], object]) -> None:
-        """Check whether the draft's user code, if any, is trusted; call `then` whatever the result."""
+        """Check whether the draft's user code, if any, is trusted, and call `then` in either case."""
         config = self._draft.plan_config
         if config is None or not config.user_code():
             then()
@@ -303,8 +303,8 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Add a row for the answer, replacing an earlier row of its strategy and label, or the
-        placeholder."""
+        """Add a row for the answer. It replaces an earlier row with the same strategy and label, and the
+        strategy's placeholder row."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]

@@ -2,7 +2,8 @@
 as soon as it is ready.
 
 Planning keeps a core busy for seconds, so it runs at low priority next to training. The planner plans each
-strategy in a child process. The planner's process leads a session, so that its children are killed with it.
+strategy in a child process. The planner's process leads a session of its own, so that its children can be
+killed together with it.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class PlanProcess(EngineStream):
 
 
 class PlannerClient(QObject):
-    """Base class of objects that have at most one planner request, `_process`, at a time."""
+    """Base class of objects that have at most one planner request (`_process`) at a time."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

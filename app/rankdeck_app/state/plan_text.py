@@ -121,7 +121,7 @@ def has_fit_problem(line: PlanLine) -> bool:
 def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
     """Return two lines for the footer: the devices' predicted memory, and whether that fits.
 
-    If `recommended` is given, the second line also names the recommended strategy, unless the plan line
+    If `recommended` is not None, the second line also names the recommended strategy, unless the plan line
     `line` is for that strategy and its options.
     """
     fullest = line.fullest_device
@@ -172,7 +172,7 @@ def _recommendation_text(line: PlanLine, recommended: PlanLine | None) -> str:
 class FixPlan:
     """Predicted memory of a run with a fix; `text` describes the fix.
 
-    `line` is None until the prediction is known; `failure` says why there will be none.
+    `line` is None until the prediction is available; `failure` explains why there will be none.
     """
 
     text: str

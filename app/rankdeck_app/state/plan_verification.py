@@ -112,7 +112,7 @@ class PlanVerification(PlannerClient):
         self.changed.emit()
 
     def cancel(self) -> None:
-        """Stop the verification; results so far are kept."""
+        """Stop the verification; the results so far remain."""
         if self.is_running:
             self._stop_process()
             self.changed.emit()

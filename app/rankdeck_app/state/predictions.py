@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Predictions(PlannerClient):
-    """Predictions of the added runs; each is set on its LiveRun as soon as it is known."""
+    """Predictions of the added runs; each is set on its LiveRun as soon as it is available."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Predictions(PlannerClient):
         plan.changed.connect(self._predict_next)
 
     def add_run(self, run: LiveRun) -> None:
-        """Obtain a run's prediction as soon as the run's configuration and devices are known."""
+        """Obtain a run's prediction as soon as the run's configuration and devices have been read."""
         if run not in self._configs:
             self._configs[run] = None
             run.changed.connect(partial(self._on_run_changed, run))

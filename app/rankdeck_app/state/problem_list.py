@@ -1,6 +1,7 @@
 """List of all current problems: those of the draft, of refused launches, and of the open runs.
 
-Each owner replaces its own entries; views show all entries, those of the newest owner first.
+Each owner, such as the draft or a run, replaces only its own entries; views show all entries, those of the
+newest owner first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def problem_text(problem: Problem) -> str:
 class ProblemList(QObject):
     """All problems by owner.
 
-    `entries` are in display order: those of one run together, errors first; runs other than `shown_run` last.
+    `entries` is in display order: the entries of one run are together, errors first, and those of runs other
+    than `shown_run` come last.
     """
 
     changed = Signal()

@@ -30,7 +30,7 @@ _FRAME_BUDGET_S = 0.004
 
 
 class RunComparison(QObject):
-    """A comparison.
+    """A comparison of runs.
 
     `runs_changed` is emitted when the runs or the baseline change. `changed` is emitted for new metrics, at
     most a few times a second.
@@ -68,7 +68,7 @@ class RunComparison(QObject):
         return ""
 
     def add(self, ats: Iterable[RunRef]) -> list[str]:
-        """Add runs in the given order, and return the distinct reasons why runs were refused."""
+        """Add runs in the order of `ats`, and return the distinct reasons why runs were refused."""
         refused: dict[str, None] = {}
         for at in ats:
             if reason := self.refusal_text(at):
@@ -136,7 +136,7 @@ class RunComparison(QObject):
             for run in self.runs:
                 run.close()
 
-    # Saved over a restart
+    # State that is restored after a restart
 
     def save_state(self) -> dict[str, Any]:
         return {"runs": list(map(str, self.refs)), "baseline": self.baseline}
@@ -177,8 +177,8 @@ class _ComparisonTail(RunTail):
 class ComparisonRun(LiveRun):
     """A run of the comparison.
 
-    `compared_run` is None until the run's files have been read once, because the run's outcome is not known
-    earlier.
+    `compared_run` is None until the run's files have been read once, because the run's outcome is unknown
+    until then.
     """
 
     def __init__(self, at: RunRef, parent: QObject | None = None) -> None:

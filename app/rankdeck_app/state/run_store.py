@@ -39,7 +39,7 @@ class TrashedRun:
 
 
 class RunStoreError(RankdeckError):
-    """Raised when a run cannot be changed, moved or restored; the message says why."""
+    """Raised when a run cannot be changed, moved or restored; the message gives the reason."""
 
 
 class RunStore(QObject):

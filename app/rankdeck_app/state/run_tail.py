@@ -46,7 +46,8 @@ class TailUpdate:
 
 
 class RunTail(threading.Thread):
-    """Reads a run from the start and follows it until `stop`; another thread can pop from `updates`."""
+    """Reads a run from the start and follows it until `stop` is called; another thread can pop from
+    `updates`."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"tail {run.name}", daemon=True)

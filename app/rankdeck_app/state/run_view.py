@@ -59,7 +59,8 @@ class RunView:
 
     @property
     def charted_run(self) -> RunView:
-        """The view whose curves are drawn: the live run's unless a later attempt repeated the viewed step."""
+        """The view whose curves are drawn. For a past state, this is the live run, unless a later attempt has
+        repeated the viewed step."""
         return self
 
     @property
@@ -78,16 +79,17 @@ class RunView:
         return None
 
     def predicted_bytes(self, device: DeviceState, *, is_driver_reading: bool = False) -> int | None:
-        """Return the predicted memory to compare with `device_bytes`: that of the live tensors in a sampled
-        step.
+        """Return the memory predicted for `device`, to compare with `device_bytes`: that of the live tensors
+        in a sampled step.
 
-        With `is_driver_reading`, or if no step was sampled, return the predicted memory as the driver counts
-        it.
+        If `is_driver_reading` is True or no step was sampled, return the predicted memory as the driver
+        counts it.
         """
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """Return the memory predicted with the shown fix, to compare with `device_bytes`."""
+        """Return the memory predicted for the run with the fix that is shown, to compare with
+        `device_bytes`."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
     def _planned_bytes(
@@ -117,7 +119,7 @@ class RunView:
         return self.state.step
 
     def axis_positions(self, axis: str) -> tuple[Floats, Floats] | None:
-        """Return the steps and their positions on the axis: seconds since the start, or samples seen."""
+        """Return the steps and their positions on the axis: seconds since the start, or number of samples."""
         step_times, samples, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
         first, last = step_times.first_x, step_times.last_x
         if first is None or last is None or started is None:
@@ -247,7 +249,7 @@ class RunView:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds for which the run has been running, without the time between attempts."""
+        """Seconds for which the run has been running, excluding the time between attempts."""
         return total_duration_s(self.intervals, self.now)
 
     @property
@@ -291,7 +293,7 @@ class RunView:
     @property
     def capacity_bytes(self) -> int | None:
         """The memory of the smallest device, or a rehearsal's simulated capacity; None if neither is
-        known."""
+        available."""
         sizes = [device.total_bytes for device in self.devices]
         known_sizes = [size for size in sizes if size is not None]
         if known_sizes:
@@ -308,7 +310,7 @@ class RunView:
 
     @property
     def is_grouped_by_host(self) -> bool:
-        """Whether a chart row represents all devices of a host."""
+        """Whether each chart row represents a whole host instead of a single device."""
         return len(self.charted_devices) < len(self.devices)
 
     @property

@@ -1,4 +1,4 @@
-"""All known runs: a list that a thread refreshes once a second, and the list's Qt model.
+"""The list of all runs, which a thread refreshes once a second, and the list's Qt model.
 
 The thread reads the runs, so the UI never waits for a disk. The thread emits the list only when the list has
 changed; while rows are still being read, it does so at most every half second.
@@ -42,8 +42,8 @@ REPORT_INTERVAL_S = 0.5
 class _Scanner(QObject):
     """Scanner object that lives in the scan thread.
 
-    `infos_found` carries the changed list and the number of runs with unread rows. Between two scans, the
-    scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
+    `infos_found` carries the changed list and the number of runs whose rows have not been read yet. Between
+    two scans, the scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
     """
 
     infos_found = Signal(list, int)
@@ -149,7 +149,7 @@ class RunsModel(QAbstractListModel):
 
 
 class Runs(QObject):
-    """The known runs.
+    """The list of all runs.
 
     `infos` is the latest list, in which a race is one row. `changed` is emitted when the list changes,
     `run_ended` when a run has ended, and `ages_changed` once a second, to update relative times.
@@ -198,9 +198,9 @@ class Runs(QObject):
             self.rescan()
 
     def rescan(self, *, is_full: bool = False) -> None:
-        """Scan now; with `is_full`, ended runs are scanned too.
+        """Scan now; if `is_full` is True, scan ended runs too.
 
-        While a scan is still running (slow disk), a full scan is queued; any other request is ignored.
+        While a scan is still running, as on a slow disk, a full scan is queued; any other request is ignored.
         """
         self._is_full_requested = self._is_full_requested or is_full
         if not self._is_scanning:

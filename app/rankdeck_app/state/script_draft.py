@@ -1,8 +1,8 @@
 """Draft of a script run: the script, its arguments, environment variables and devices, and their problems.
 
-Launch starts either this draft or the draft of a configuration (draft.py); `is_chosen` says which. The fields
-are saved for each folder exactly as typed, so that text is kept even while it is invalid. Each problem names
-its field. Nothing is executed to find problems.
+Launch starts either this draft, if `is_chosen` is True, or the draft of a configuration (draft.py). The
+fields are saved for each folder exactly as typed, even while they are invalid. Each problem names its field.
+Nothing is executed to find problems.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Failed = Callable[[ConfigError | OSError], object]
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """Result of a folder scan. `source` says in English where the default interpreter was found."""
+    """Result of a folder scan. `source` describes in English where the default interpreter was found."""
 
     folder: Path
     file: FolderFile
@@ -136,7 +136,7 @@ class ScriptFolder(QObject):
 
     @property
     def source(self) -> str:
-        """Text that says where the interpreter was found, in the window's language."""
+        """Where the interpreter was found, as text in the window's language."""
         return tr("chosen for this folder") if self._chosen is not None else tr(self.facts.source)
 
     @property
@@ -167,9 +167,9 @@ class ScriptFolder(QObject):
         on_found: Callable[[Path | None], object],
         on_error: Failed,
     ) -> None:
-        """Find the interpreter that a path, an environment's folder or a command refers to.
+        """Find the interpreter that `text` refers to: a path, an environment's folder or a command.
 
-        For an empty `text`, the folder's current interpreter is found, if there is one.
+        If `text` is empty, `on_found` gets the folder's current interpreter, or None if there is none.
         """
         folder, environ, where = self.folder, os.environ, phrase("The interpreter")
 

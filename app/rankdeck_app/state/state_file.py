@@ -67,7 +67,7 @@ class StateFile(QObject):
             self.save_now()
 
 
-# Recently shown comparisons, newest first, saved over a restart.
+# Recently shown comparisons, newest first, restored after a restart.
 
 MAX_RECENT = 12
 

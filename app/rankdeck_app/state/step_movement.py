@@ -33,7 +33,7 @@ from rankdeck_app.state.plan_process import Planner, PlannerClient
 from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
-"""Share of the drawn step's time spent sending, on the device that has the most bytes to send."""
+"""Share of the drawn step's time that the device with the most bytes to send spends on sending."""
 FALLBACK_DEVICES = ("cpu:4", "cpu:2")
 """Devices to try if no step can be drawn for the draft's devices; the first entry that differs from the
 draft's is used."""
@@ -172,7 +172,8 @@ class StepMovement(PlannerClient):
             return  # the draft has changed meanwhile
         if needs_trust:
             self.problem = tr(
-                "Drawing a step of this configuration runs its own code, which is not trusted yet."
+                "To draw a step of this configuration, its own code must be run, and that code is not "
+                "trusted yet."
             )
             self.needs_trust = True
         else:
@@ -231,7 +232,7 @@ class StepMovement(PlannerClient):
         self.changed.emit()
 
     def _set_problem(self, reason: str, *, can_retry: bool) -> None:
-        """Set the reason why the draft's step is not drawn; if `can_retry` is set and no other devices have
+        """Set the reason why the draft's step is not drawn. If `can_retry` is True and no other devices have
         been tried yet, try other devices instead."""
         if self._devices is None and can_retry:
             self._plan_fallback(reason)

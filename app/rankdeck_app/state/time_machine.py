@@ -2,7 +2,7 @@
 
 A thread reads the run's history (rankdeck.run.run_history), so that dragging the time slider is smooth even
 if the disk is slow. Until the run at the requested time has been read, views keep showing the previously
-viewed time, and say so. The history is neither read nor kept in memory unless the user views it.
+viewed time, and indicate this. The history is neither read nor stored in memory unless the user views it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _translate_field(field: OptionField) -> OptionField:
 
 
 def hover_text(text: str, line: int, column: int) -> str:
-    """Return a description of the key at a position of the text; empty if there is no known key there."""
+    """Return a description of the key at a position of the text; empty if the schema has no key there."""
     lines = text.split("\n")
     table, uses = _find_table(lines, line), _find_uses(lines)
     row = lines[line] if line < len(lines) else ""

@@ -76,7 +76,7 @@ class Workspace(QObject):
         """The folder in which file dialogs open: the folder of the last choice, else the app's working
         directory.
 
-        When a desktop starts the app in / or the home folder, the working directory says nothing about the
+        When a desktop starts the app in / or the home folder, the working directory is unrelated to the
         user's files, so the opened folder is used instead, if it exists.
         """
         try:

@@ -2,9 +2,9 @@
 unset.
 
 Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets only some of these ids; `Color.fallback`
-says how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are
-our own, for charts and kinds of memory. Amber is the only warm colour, reserved for imbalance and problems;
-kinds of memory are shades of blue.
+defines how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck."
+are our own, for charts and kinds of memory. Amber is the only warm colour, reserved for imbalance and
+problems; kinds of memory are shades of blue.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class Mix(NamedTuple):
 
 
 class Color(NamedTuple):
-    """The colours of one id. `fallback` is used if a foreign theme does not set the id: another id, a mix of
-    two colours, or None for our own colour in the same kind of theme."""
+    """The colours of one id, for dark and light themes. If a foreign theme does not set the id, `fallback`
+    replaces it: another id, a mix of two colours, or, if None, the colour of our own theme of the same
+    kind."""
 
     dark: str
     light: str

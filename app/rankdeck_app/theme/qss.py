@@ -1,6 +1,6 @@
-"""Holds the app's only style sheet: everything that Fusion and a palette cannot express.
+"""Builds the app's only style sheet: everything that Fusion and a palette cannot express.
 
-Widgets choose a look by property, never by a style sheet of their own:
+A widget's look is set by style properties, never by a style sheet of its own:
 
     QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (unset: the secondary look)
                  flush = "true"                      aligns a link or quiet button with the text
@@ -192,7 +192,7 @@ _COLOR_ID = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
-    """Return the style sheet with every @id replaced by its colour from `hex_of`."""
+    """Return the style sheet with every @id replaced by the colour that `hex_of` returns for the id."""
     # A name may come from the settings; quotes and backslashes in it would break the style sheet.
     mono = ", ".join(f'"{_UNQUOTABLE_CHARACTERS.sub("", name)}"' for name in MONO_FAMILIES)
     # Before the colours are replaced, because @mono looks like a colour id.

@@ -36,8 +36,8 @@ UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 
 
 def prefer_families(ui: str, mono: str) -> None:
-    """Put these font families before the defaults in all fonts created from now on; missing families are
-    skipped."""
+    """Prefer the font families `ui` and `mono` to the default families in all fonts created from now on.
+    Families that are not installed are skipped."""
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
             # In place, because qss.py reads the same list.
@@ -50,7 +50,8 @@ def theme_label(name: str) -> str:
 
 
 def system_theme() -> str:
-    """Return the name of the built-in theme that matches the desktop's preference; dark if there is none."""
+    """Return the name of the built-in theme that matches the desktop's preference; by default, a dark
+    theme."""
     hints = QGuiApplication.styleHints()
     wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
     shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"
@@ -104,7 +105,7 @@ class Theme(QObject):
         file.
 
         Raises:
-            ThemeError: the theme does not exist or its file cannot be used; the current theme is kept.
+            ThemeError: the theme does not exist or its file cannot be used; the current theme remains.
         """
         table = BUILT_IN_THEMES.get(system_theme() if name == SYSTEM_THEME else name)
         if table is None:
@@ -177,7 +178,8 @@ class Theme(QObject):
     def font(px: int = 12, bold: bool = False, mono: bool = False) -> QFont:
         """Return a font: 12 px for text, 11 px for secondary text, `mono` for numbers and output.
 
-        Digits have equal width, so that numbers do not jump when they change. The object is shared.
+        Digits have equal width, so that numbers do not jump when they change. The font is shared: copy it
+        before changing it.
         """
         font = QFont()
         font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)

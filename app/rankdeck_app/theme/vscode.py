@@ -159,7 +159,7 @@ _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 _MAX_FILE_BYTES = 1 << 20
 _MAX_INCLUDES = 16
 _MAX_SHOWN_LENGTH = 60
-"""Maximum number of characters shown of a theme's name, or of an invalid value in a message."""
+"""Number of characters after which a theme's name, or an invalid value in a message, is cut off."""
 
 
 class ThemeError(ValueError):
@@ -190,7 +190,7 @@ def parse_jsonc(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON; a syntax error is a json.JSONDecodeError, which names the line.
     """
-    # Strings are matched too, and kept: the // in a URL starts no comment.
+    # Strings are matched too and left unchanged: the // in a URL does not start a comment.
     bare = _COMMENT.sub(lambda match: match[1] or " ", text)
     return parse_json(_TRAILING_COMMA.sub(lambda match: match[1] or "", bare))
 
@@ -281,7 +281,7 @@ def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
             error=error.msg,
         )
         raise ThemeError(message) from error
-    except (OSError, RuntimeError, ValueError) as error:  # of a path with a NUL, of links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # a path with a NUL, circular links
         message = tr(
             "{path} cannot be read ({error}). Choose a VS Code colour theme file.",
             path=str(path).replace("\0", "?"),
@@ -311,8 +311,8 @@ def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
 
 
 def _fill_missing(colors: dict[str, str], kind: str) -> dict[str, str]:
-    """Fill in missing colours. High-contrast themes get our own colours, because mixed colours would lose
-    contrast."""
+    """Fill in missing colours. In a high-contrast theme, colours that would be blended from others are copied
+    from our own theme instead, because blending reduces contrast."""
     base, full = BASE_COLORS[kind], dict(colors)
     mixes = kind in ("dark", "light")
 

@@ -1,4 +1,4 @@
-"""Shows a code file read-only, with a problem's line marked and its message above the code.
+"""Shows a code file read-only; the line of a problem is marked, and the problem's message is above the code.
 
 If the setting editor.command is set, files open in the user's own editor instead.
 """
@@ -32,9 +32,10 @@ def page_id(path: Path) -> str:
 
 
 class CodePage(Page):
-    """Read-only page of a code file, which a thread reads each time the page is shown.
+    """Read-only page of a code file. A thread reads the file each time the page is shown.
 
-    `has_outside` returns whether the user has set an editor, in which `open_outside` then opens a line.
+    `has_outside` returns whether the user has set an editor of their own; `open_outside` opens a line of the
+    file in that editor.
     """
 
     def __init__(

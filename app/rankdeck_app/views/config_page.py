@@ -59,8 +59,8 @@ class _ProblemList(QListWidget):
 
 
 class ConfigPage(Page):
-    """The configuration page. There is only one, because there is one draft. The commands config.open and
-    config.save read and write the draft's file."""
+    """The configuration page. There is only one, because there is only one draft. The commands config.open
+    and config.save read and write the draft's file."""
 
     can_split = False
 

@@ -1,4 +1,4 @@
-"""Shows whether this machine can train, check by check, the worst results first.
+"""Shows, check by check, whether this machine is ready for training; the worst results come first.
 
 While the checks run, rows keep their positions and fill in as results arrive; the rows are regrouped once,
 after the last check. When the checks run again, each row shows its previous result until the new one arrives.
@@ -71,7 +71,7 @@ class _StateIcon(IconWidget):
 
 
 class _ProgressLine(QWidget):
-    """A thin progress bar; empty while no checks run."""
+    """A thin progress bar; empty while no checks are running."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class _CheckGroup(QFrame):
         column(self._heading, self._rows, on=self, margins=(0, 10, 0, 6), spacing=4)
 
     def show_rows(self, rows: list[CheckRow]) -> None:
-        """Show these rows in the given order; rows that are already in position are not touched."""
+        """Show `rows` in this order; rows that are already in position are not touched."""
         for at, check in enumerate(rows):
             if self._rows.indexOf(check) != at:
                 self._rows.insertWidget(at, check)
@@ -191,7 +191,7 @@ class _CheckGroup(QFrame):
 
 
 class DoctorPage(Page):
-    """Page of a `Doctor`'s results; `left` is called when the page is destroyed."""
+    """Page with the results of `doctor`; `left` is called when the page is destroyed."""
 
     can_split = False
 

@@ -31,8 +31,8 @@ from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear_layout, column, push
 
 _TWO_COLUMN_WIDTH = 760
 _MODULE_SUBTITLES = (
-    tr_noop("when it failed: weights, gradients and optimizer; activations belong to no module"),
-    tr_noop("when it failed, without activations"),
+    tr_noop("at the failed allocation: weights, gradients and optimizer; activations belong to no module"),
+    tr_noop("at the failed allocation, without activations"),
     tr_noop("without activations"),
 )
 _NO_MODULES = tr_noop("not reported")
@@ -170,8 +170,8 @@ class OutOfMemoryPage(Page):
 
 
 def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListData:
-    """Return the shares as data for a holder list. All entries are of the given `kind`; if `kind` is empty,
-    each share's name is also the kind of its entry."""
+    """Return the shares as data for a holder list. All entries have the kind `kind`; if it is empty, each
+    share's name is also the kind of its entry."""
     total = sum(share.num_bytes for share in shares)
     holders = tuple(
         Holder(
@@ -204,7 +204,7 @@ class FixList(QWidget):
         column(self._grid, self.message, on=self, margins=(4, 0, 4, 2), spacing=6)
 
     def show_fixes(self, fixes: Sequence[Fix], text: str) -> None:
-        """Show the fixes and the message `text`. Unchanged rows are kept, because one of their buttons may
+        """Show the fixes and the message `text`. Unchanged rows are reused, because one of their buttons may
         have the focus."""
         self.message.setText(text)
         self.message.setVisible(bool(text))

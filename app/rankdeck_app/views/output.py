@@ -35,14 +35,15 @@ POLL_INTERVAL_MS = 100
 MAX_LINES_PER_POLL = 4_000
 _NO_RUN = tr_noop("Open a run to see the output of its ranks.")
 _NO_PAST_LINES = tr_noop(
-    "No lines from that time are available: Output keeps only a run's last lines, and the "
-    "time of a log line is when it was read."
+    "No lines from that time are available: Output keeps only a run's last lines, and the time shown for "
+    "a log line is the time at which it was read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
 
 class _LineDelegate(ListRowDelegate):
-    """Paints a line's time, source ("[rank 0]") and text in monospace, and highlights search matches."""
+    """Delegate that paints a line's time, source ("[rank 0]") and text in a monospace font, and highlights
+    search matches."""
 
     search: LineSearch | None = None
 
@@ -94,7 +95,7 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run, followed while the view is visible. `set_path` sets the run's folder; None empties the
+    """Output of a run, updated while the view is visible. `set_path` sets the run's folder; None empties the
     view."""
 
     follow_changed = Signal(bool)

@@ -301,8 +301,8 @@ class ProblemsView(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Update the rows. Rows of unchanged entries are kept, so that focus and unfolded tracebacks are not
-        lost."""
+        """Update the rows. Rows of unchanged entries are reused, so that focus and unfolded tracebacks are
+        not lost."""
         row_indices = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries

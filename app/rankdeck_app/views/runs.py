@@ -24,7 +24,7 @@ from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
 class _RunFilter(QSortFilterProxyModel):
-    """Filters runs by the search text; archived runs are shown only if the search asks for them."""
+    """Filter of runs by the search text. Archived runs are shown only if the search asks for them."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -45,7 +45,7 @@ class _RunFilter(QSortFilterProxyModel):
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
         source = self.sourceModel()
         info: RunInfo = source.index(row, 0).data(RunsModel.InfoRole)
-        while info.entry_of is not None:  # an entry is shown if its race is, which is above it
+        while info.entry_of is not None:  # entries follow their race, which must be expanded and shown
             if info.entry_of not in self.expanded_races:
                 return False
             row -= 1

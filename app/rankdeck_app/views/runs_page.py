@@ -1,7 +1,7 @@
 """The Runs page: every run in a table, with a search field, groups and a context menu.
 
 The page emits signals, and controllers/run_lists.py acts on them. The table's layout is a JSON value that is
-kept across restarts.
+saved and restored after a restart.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class RunsPage(Page):
                 return True
         return False
 
-    # What stays
+    # Saved layout
 
     def table_state(self) -> dict[str, Any]:
         """Return the table's layout as JSON values."""

@@ -44,7 +44,7 @@ _GROUP_TITLES = {
 _TRUSTED_TITLE = tr_noop("Trusted folders")
 _NO_TRUSTED_FOLDERS = tr_noop("None. Rankdeck asks before it runs a folder's Python code for the first time.")
 Preview = Callable[[str], object]
-"""Applies a value without saving it."""
+"""Function that applies a setting's value without saving it."""
 
 
 class SettingRow(QWidget):

@@ -243,7 +243,7 @@ def _make_link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPush
 
 
 def _make_row(button: QPushButton, text: str) -> QWidget:
-    """Create a row with a link button and, beside it, a text that is elided if it does not fit."""
+    """Create a row with a link button, followed by a text that is elided if it does not fit."""
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()

@@ -1,8 +1,8 @@
 """Chart of one sampled step: a row per device, a box per phase, with idle time left blank.
 
 A pipeline shows its schedule with numbered microbatches and a hatched bubble. A phase that overlaps another
-phase (an all-reduce during backward) is a strip along the bottom of its row. Phases are blue or grey, because
-no phase is a problem by itself.
+phase (an all-reduce during the backward pass) is a strip along the bottom of its row. Phases are blue or
+grey, because no phase is a problem by itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AnatomyRow:
 class AnatomyData:
     """Phases of every device in the step from `start_s` to `end_s`.
 
-    If `is_pipeline` is set, gaps count as pipeline bubbles. If `is_over` is set, no further step will be
+    If `is_pipeline` is True, gaps count as pipeline bubbles. If `is_over` is True, no further step will be
     sampled.
     """
 

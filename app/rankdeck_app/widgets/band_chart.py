@@ -34,7 +34,8 @@ _MAX_MARKED_SAMPLES = 40
 _X_PADDING = 0.012
 """Padding around the samples, as a share of the x range, so that dots at the ends are not cut off."""
 FindPosition = Callable[[float], tuple[float, float] | None]
-"""Returns the position of a label with the given width in pixels; None if there is no room."""
+"""Function that takes a label's width in pixels and returns the label's position; None if there is no
+room."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class BandChartData:
     """Memory histories: bytes as a function of the seconds since the start of the run.
 
     `lead` is the index of the highlighted device; if `lead` is None, the first device is drawn as the line,
-    even if another device uses a few bytes more. `x_range` is the visible range. With `is_live`, the last
-    values extend to now and ticks count back from now. An empty chart shows `empty_text`; the default text
-    says that the chart is waiting for a step.
+    even if another device uses a few bytes more. `x_range` is the visible range. If `is_live`, the last
+    values extend to now and ticks count back from now. An empty chart shows `empty_text` or, by default, a
+    text that it is waiting for the first sampled step.
     """
 
     labels: Sequence[str] = ()
@@ -310,8 +311,8 @@ class _LabelPlacement:
     def find_position(
         self, lower: float, upper: float, width_px: float, *, above: bool = False
     ) -> tuple[float, float] | None:
-        """Return the free position nearest to the line or band from `lower` to `upper`, or None if there is
-        none.
+        """Return the nearest free position to the line or band from `lower` to `upper`; None if no position
+        is free.
 
         Positions above the line or band are preferred if `above` is set, otherwise positions below it.
         """

@@ -1,7 +1,7 @@
 """Dashboard card: a rounded frame around one chart, with a title, a muted subtitle and the data source.
 
 The chart is the card's body, built on first access if it is expensive. The card implements the actions that
-all charts share: copy as a picture, and export as PNG, SVG and CSV (card_export.py; the card's creator
+all charts share: copy as an image, and export as PNG, SVG and CSV (card_export.py; the card's creator
 provides the rows). A body paints its own background, so that a live chart never repaints the frame around it.
 """
 
@@ -73,7 +73,7 @@ class ChartCard(QWidget):
         self._notes: tuple[str, ...] = ()
         self._style_texts: tuple[str, ...] = ()
         self.get_shortcut: Callable[[str], str] = lambda _command: ""
-        """Returns the shortcut of a command as display text."""
+        """Function that takes a command's id and returns its shortcut as display text."""
         self._is_drop_target = False
         self._sources: tuple[str, ...] = ()
         self._theme = theme

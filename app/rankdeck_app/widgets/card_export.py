@@ -43,7 +43,8 @@ class CsvColumn:
 
 
 class CsvRowBlock:
-    """Rows that are formatted when written; each of `cells` is a CsvColumn or a value for every row."""
+    """Rows that are formatted when written; each of `cells` is a CsvColumn or a value that is the same in
+    every row."""
 
     def __init__(self, *cells: object) -> None:
         self._cells = cells

@@ -31,8 +31,8 @@ _MIN_GRID_WIDTH = 320
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""Height in pixels. If no row of device cards prefers to be higher than this, all of these rows together get
-no more height than they would if all rows of the grid were equally high."""
+"""Height in pixels. If the preferred height of every row of device cards is at most this, the rows of device
+cards together get no more height than they would if all rows of the grid were equally high."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -42,7 +42,7 @@ class CardGrid(QScrollArea):
 
     `devices` names the cards with a row per device, `full_width` the cards that have a grid row to
     themselves, `wide` the cards that take two thirds of the width if they come first in a row of two cards.
-    Hidden cards take up no space. `maximised_changed` carries whether one card fills the page.
+    Hidden cards take up no space. `maximised_changed` carries True if one card now fills the page.
     """
 
     maximised_changed = Signal(bool)
@@ -199,8 +199,8 @@ class CardGrid(QScrollArea):
         """Return the largest preferred height of the row's device cards and full-width cards, but at least
         the smaller of two thirds of `even` and _MAX_FEW_DEVICES_HEIGHT.
 
-        Return None if the row has no such cards. `even` is the height of each row if all rows are equally
-        high.
+        Return None if the row has no such cards. `even` is the height that each row would have if all rows
+        were equally high.
         """
         bodies = [
             self.cards[name].preferred_height for name in row if name in self._devices | self._full_width
@@ -223,7 +223,7 @@ class CardGrid(QScrollArea):
 
     @staticmethod
     def column_edge(column: int, width: int) -> int:
-        """Return the left edge of a column in pixels; the edge after the last column lies one gap outside the
+        """Return the left edge of a column in pixels; the edge after the last column is one gap outside the
         grid."""
         return (width + GAP) * column // COLUMNS
 

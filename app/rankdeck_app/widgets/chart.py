@@ -1,4 +1,4 @@
-"""Base class of the custom-painted charts: it holds the theme and the data, and decides when to repaint.
+"""Base class of the custom-painted charts: it stores the theme and the data, and decides when to repaint.
 
 The data are plain values, built elsewhere and always replaced as a whole. A chart describes its data to a
 screen reader in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`.
@@ -125,8 +125,8 @@ _GAP = 10
 class LegendEntry:
     """A name with its swatch: layered brushes, or the pen of a vertical line.
 
-    `weight` is the entry's amount in the chart, such as bytes or seconds; entries with weight None are left
-    out last.
+    `weight` is the entry's amount in the chart, such as bytes or seconds; if there is little space, entries
+    of low weight are left out first and entries without a weight last.
     """
 
     text: str
@@ -148,8 +148,8 @@ def layout_legend(
 ) -> list[list[PlacedEntry]]:
     """Return the lines of a legend.
 
-    With `one_line`, the entries with the lowest weight are left out until the remaining entries and a "+n"
-    count fit. Without `one_line`, entries wrap.
+    If `one_line` is True, the entries with the lowest weight are left out until the remaining entries and a
+    "+n" count fit. Otherwise, the entries wrap.
     """
     metrics = QFontMetricsF(chart_font(px))
 

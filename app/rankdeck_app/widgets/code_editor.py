@@ -82,8 +82,8 @@ class CodeEditor(QPlainTextEdit):
         self._layout_line_numbers()
 
     def show_code(self, text: str) -> None:
-        """Replace the shown text. A very long text is not highlighted, because highlighting would take a good
-        part of a second."""
+        """Replace the shown text. A very long text is not highlighted, because highlighting would take a
+        large part of a second."""
         if self._highlighter is not None:
             self._highlighter.setDocument(self.document() if len(text) <= MAX_HIGHLIGHTED_LENGTH else None)
         self.setPlainText(text)
@@ -137,7 +137,7 @@ class CodeEditor(QPlainTextEdit):
         self._update_visible_lines()
 
     def show_matches(self, matches: Sequence[tuple[int, int]]) -> None:
-        """Highlight search matches, given as (start, end) positions in ascending order."""
+        """Highlight the search `matches`, which are (start, end) positions in ascending order."""
         self._matches = matches
         self._update_selections()
 
@@ -313,8 +313,8 @@ class CodeHighlighter(QSyntaxHighlighter):
                 start = match.end()
 
     def _highlight_multiline_string(self, text: str, start: int, quotes: int) -> int:
-        """Highlight the part of a multiline string in `text` from `start` on, and return the end of that
-        part.
+        """Highlight the part of a multiline string that starts at `start` in `text`, and return the end of
+        that part.
 
         `quotes` is the index in _MULTILINE_QUOTES of the quotes that delimit the string; if it is negative,
         highlight nothing and return `start`.

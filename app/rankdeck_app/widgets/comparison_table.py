@@ -43,8 +43,8 @@ class ComparisonCell:
 class ComparisonLine:
     """A row of cells, a note, or a group heading.
 
-    A line without cells is a note or, with `is_group`, the heading of the lines below. `source`, shown at the
-    right end of a heading, is the source of the values in those lines.
+    A line without cells is a note or, if `is_group` is True, the heading of the lines below. `source`, shown
+    at the right end of a heading, is the source of the values in those lines.
     """
 
     label: str
@@ -71,7 +71,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class ComparisonTableData:
-    """Lines of a comparison. With `is_text`, the cells contain left-aligned text instead of numbers."""
+    """Lines of a comparison. If `is_text` is True, the cells contain left-aligned text instead of numbers."""
 
     num_runs: int = 0
     baseline: int = 0

@@ -32,7 +32,8 @@ _ENTRY_MARGIN = 12
 
 
 def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
-    """Paint a check box: a filled box with a tick if `checked`, otherwise an outlined box."""
+    """Paint a check box: filled with a tick if `checked`, otherwise outlined; `lit` highlights its
+    outline."""
     color = theme.color
     line = "contrastBorder" if color("contrastBorder").alpha() else "disabledForeground"
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)

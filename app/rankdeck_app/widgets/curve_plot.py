@@ -32,7 +32,8 @@ _WARM_UP = 5.0
 
 LOSS_LEGEND = (tr_noop("raw"), tr_noop("EMA"), tr_noop("held-out"))
 AxisPositions = Callable[[str], tuple[Floats, Floats] | None]
-"""Function that returns (steps, their positions on the given x axis), both ascending; None if unknown."""
+"""Function that takes the name of an x axis and returns (steps, their positions on that axis), both
+ascending; None if unknown."""
 
 
 class CurvePlot(ZoomPlot):

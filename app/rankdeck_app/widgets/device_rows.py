@@ -106,8 +106,8 @@ class DeviceRows:
         *,
         bold: bool,
     ) -> None:
-        """Paint a row's name and its `number`, given as (text, colour). If rows are thin, only every second
-        or fourth row gets these texts."""
+        """Paint a row's name and its `number`, a pair (text, colour). If rows are thin, only every second or
+        fourth row gets these texts."""
         height = self.row_height
         # In thin rows only every second or fourth name fits.
         if index % (1 if height >= 8 else 2 if height >= 4.5 else 4):

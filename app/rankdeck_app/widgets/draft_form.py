@@ -27,7 +27,7 @@ _MIN_TWO_FIELD_WIDTH = 240
 class DraftForm(QWidget):
     """Form bound to a draft.
 
-    After every change of the draft, the form calls `rows` again, because the options depend on the chosen
+    After every change to the draft, the form calls `rows` again, because the options depend on the chosen
     catalog entries. Rows that are still listed keep their fields.
     """
 

@@ -100,7 +100,7 @@ VERIFICATION_ICONS: Mapping[str, tuple[str, str]] = {
     UNCHECKED: ("question", "muted"),
     "failed": ("circle-slash", "muted"),
 }
-"""(icon, tone) by verification outcome."""
+"""The icon and the tone of each verification outcome."""
 
 
 def verification_fact(verified: events.Verified) -> Fact:

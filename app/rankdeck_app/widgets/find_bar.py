@@ -115,7 +115,7 @@ class EditorSearch(TextSearch):
 
 
 class FindBar(QWidget):
-    """Bar with the find controls, hidden until `open`."""
+    """Bar with the find controls, hidden until `open` is called."""
 
     def __init__(self, theme: Theme, search: TextSearch) -> None:
         super().__init__()

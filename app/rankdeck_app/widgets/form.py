@@ -31,7 +31,7 @@ side bar."""
 
 @dataclass(frozen=True)
 class FormRow:
-    """One field. With `editable`, the user can also type a choice that is not listed ("module:factory"); with
+    """One field. If `editable`, the user can also type a choice that is not listed ("module:factory"). If
     `wide`, the field has a line of its own."""
 
     key_path: KeyPath
@@ -69,8 +69,8 @@ def format_value(value: Any) -> str:
 
 
 def parse_value(text: str, kind: str) -> Any:
-    """Parse typed text as a value of the given kind. Text that cannot be parsed is returned unchanged, empty
-    text as None."""
+    """Parse typed text as a value of the kind `kind`. Return text that cannot be parsed unchanged, and None
+    for empty text."""
     text = text.strip()
     if not text:
         return None

@@ -34,9 +34,9 @@ class HeatStripData:
     """Utilisation of every device over time.
 
     `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown. The last column is now,
-    unless `start_s`, the time of the first column, is set. The row `lead` is bold. `marked_s` is a time to
-    mark on the strip. If `is_over`, no further readings will arrive. `hosts` has the host of each device in
-    a run on several hosts. Instances never compare equal, because each has new readings.
+    unless `start_s` is set to the time of the first column. The row `lead` is bold. `marked_s` is a time to
+    mark on the strip. If `is_over`, no further readings will arrive. `hosts` has the host of each device in a
+    run on several hosts. Instances never compare equal, because each has new readings.
     """
 
     labels: Sequence[str] = ()
@@ -58,7 +58,7 @@ class HeatStripData:
         return share if 0 <= share <= 1 else None
 
     def time_label(self, share: float) -> str:
-        """Return the label of a position on the strip, such as '-30 s' or 'now'; with `start_s`, the label is
+        """Return the label of a position on the strip, such as '-30 s' or 'now'. If `start_s` is set, it is
         the time since the start of the run, such as '0:42'."""
         if self.start_s is not None:
             return elapsed_label(self.start_s + share * self.span_s, self.span_s / 2)
@@ -71,8 +71,8 @@ def compute_shares(
     """Return the utilisation with shape (devices, columns); the last column contains `now_s`. `readings` has
     each device's history and the longest time in seconds that one reading can cover.
 
-    A reading covers the interval before it, so a column shows the first reading after the column's start; NaN
-    if that reading does not reach back to the column.
+    A reading covers the interval before it, so a column shows the first reading after the column's start, or
+    NaN if the interval of that reading does not reach back to the column.
     """
     # Columns start at multiples of their width, so that a reading stays in its column from frame to frame.
     end = math.ceil(now_s / column_s) * column_s

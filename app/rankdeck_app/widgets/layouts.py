@@ -46,7 +46,8 @@ def row(
     spacing: int = -1,
     align: Qt.AlignmentFlag = NO_ALIGNMENT,
 ) -> QHBoxLayout:
-    """Lay out parts side by side and return the layout; if `on` is given, the layout is set on that widget.
+    """Lay out parts side by side and return the layout; if `on` is not None, the layout is set on that
+    widget.
 
     A negative `spacing` uses the style's default.
     """

@@ -1,7 +1,7 @@
 """Table of every metric of every device: a row per device, a column per metric.
 
-Each cell shows the current number beside its recent history. If there is no number, the cell says why (n/a,
-error, old) and never shows 0. Amber means a problem. Rows are selected by click or arrow keys.
+Each cell shows the current number beside its recent history. If there is no number, the cell shows the reason
+(n/a, error, old), never 0. Amber means a problem. Rows are selected by click or arrow keys.
 """
 
 from __future__ import annotations
@@ -309,6 +309,7 @@ class MetricTable(Chart[MetricTableData]):
 
 
 def _data_shape(data: MetricTableData) -> tuple[list[str], int]:
-    """Return the data on which cached curve images depend: the rows and the length of the x range."""
+    """Return the rows and the length of the x range; if either changes, cached curve images are no longer
+    valid."""
     x0, x1 = data.x_range
     return [row.uuid for row in data.rows], round(x1 - x0)

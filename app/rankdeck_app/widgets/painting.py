@@ -75,7 +75,7 @@ def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) 
     right edge of the widget.
 
     Text beyond the top or bottom edge is not reported, because lists scroll vertically; widgets that scroll
-    horizontally set a clip. One extra pixel is allowed for rounding.
+    horizontally set a clip on the painter. One extra pixel is allowed for rounding.
     """
     # A box may be lower than a line of the font, as long as the glyphs fit.
     ink = painter.fontMetrics().tightBoundingRect(text)

@@ -35,7 +35,8 @@ TickLabel = tuple[QRectF, Any, str]
 
 
 def round_up_axis_end(value: float, limit: float | None = None) -> float:
-    """Return the end of an axis: `value` rounded up to one of 8 values per power of two, at most `limit`."""
+    """Return the end of an axis: `value` rounded up to one of the 8 ends allowed per power of two, or `limit`
+    if that is less."""
     if value <= 0:
         return limit or 1.0
     # The axis grows in steps of an eighth to a sixteenth instead of with every value.

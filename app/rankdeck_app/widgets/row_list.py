@@ -131,7 +131,8 @@ class RowList(QListView):
 def paint_list_header(
     painter: QPainter, theme: Theme, names: Iterable[tuple[int, int, str, Qt.AlignmentFlag]]
 ) -> None:
-    """Paint column names given as (left, width, name, alignment); columns of width 0 are skipped."""
+    """Paint the column names in `names`, whose items are (left, width, name, alignment). Columns of width 0
+    are skipped."""
     ink, elide = theme.color("descriptionForeground"), Qt.TextElideMode.ElideRight
     for left, width, name, align in names:
         if width:

@@ -46,9 +46,9 @@ class RunColumn:
     """A column of the table of runs.
 
     `value` returns the sort value, None if unknown. `group` returns a run's group, which by default is based
-    on the run's value and text; `groups` returns all groups of a run if it can be in several. `is_number`
-    columns are right-aligned; the first click on one sorts in descending order. `title` and `meaning` are
-    marked for translation.
+    on the run's value and text; `groups` returns all groups of a run if it can be in several. If `is_number`,
+    the column is right-aligned, and the first click on its title sorts in descending order. `title` and
+    `meaning` are marked for translation.
     """
 
     key: str
@@ -105,7 +105,7 @@ def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> 
 
 
 def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
-    """Return a function that groups runs by powers of `base`, with labels such as '10 – 100'."""
+    """Return a function that groups runs by the powers of `base` around their `value`: '10 – 100'."""
 
     def bucket(info: RunInfo) -> RunGroupKey:
         number = value(info)

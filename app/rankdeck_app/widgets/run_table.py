@@ -252,8 +252,8 @@ class RunTable(QTableView):
             super().keyPressEvent(event)
 
     def _go_to_row(self, at: int, event: QKeyEvent) -> None:
-        """Go to row `at`: the first row for the Home key, the last row for End. Qt itself would only go
-        to the ends of the current row."""
+        """Move to row `at`, which the caller sets to the first row for the Home key and to the last row for
+        End. By default, Qt would only move to the ends of the current row."""
         index = self.runs.index(at, max(self.currentIndex().column(), 0))
         self.selectionModel().setCurrentIndex(index, self.selectionCommand(index, event))
 

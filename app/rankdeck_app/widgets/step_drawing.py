@@ -38,7 +38,7 @@ from rankdeck_app.widgets.step_layout import LABEL_PX, StepDrawingData, StepLayo
 
 _HEADER_HEIGHT, _LEGEND_HEIGHT, _NOTE_HEIGHT = 18, 20, 16
 _EMPTY_HEIGHT = 56
-"""Height of the widget without a drawing, in pixels."""
+"""Height of the widget in pixels if there is no drawing."""
 _HIT_RADIUS_PX = 4.0
 _NUM_PENDING_ROWS = 4
 _ARROWS_TEXT = tr_noop("↑ sent  ↓ received")
@@ -315,7 +315,7 @@ _RING_FORMULAS: dict[str, tuple[str, Callable[[int], float]]] = {
 
 
 def step_mark_text(mark: StepMark, data: StepDrawingData) -> str:
-    """Return a mark's meaning, bytes and devices; for a transfer, also the strategy's formula."""
+    """Return a text with a mark's meaning, bytes and devices; for a transfer, also the strategy's formula."""
     first = mark.operations[0] if mark.operations else None
     if isinstance(first, Transfer):
         return "\n".join(filter(None, (_line_text(mark, first, data.labels), data.formula)))

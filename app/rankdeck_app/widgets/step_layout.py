@@ -1,6 +1,6 @@
 """Layout of a step drawing: a row per device, and a gutter between rows for point-to-point transfers.
 
-Blocks that would be too thin to see are merged, and so are adjacent arrows; a merged mark stands for several
+Blocks that would be too thin to see are merged, and so are adjacent arrows; a merged mark represents several
 operations. step_drawing.py paints the marks.
 """
 
@@ -24,7 +24,8 @@ MIN_BLOCK_PX = 2.0
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
-"""Size below which a transfer has no label: small transfers only synchronize a few values between ranks."""
+"""Size in bytes below which a transfer has no label: small transfers only synchronize a few values between
+ranks."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
 """Average distance between labels, in pixels, below which only a gutter's first arrow has a label."""
@@ -60,7 +61,7 @@ class StepDrawingData:
 class StepMark:
     """A drawn element: a block in a row, the blocks of a collective in all of its rows, or an arrow.
 
-    `operations` are the Intervals or Transfers for which the mark stands.
+    `operations` are the Intervals or Transfers that the mark represents.
     """
 
     name: str
@@ -111,7 +112,8 @@ class StepLabel:
 
 
 class StepLayout:
-    """All marks of a drawing in a chart of the given width; `top` is the top of the rows."""
+    """All marks of a drawing in a chart `width` pixels wide. `top` is the top of the rows; `numbers` is the
+    width reserved for numbers at the right."""
 
     def __init__(self, data: StepDrawingData, width: float, top: float, numbers: float) -> None:
         self.row_px, self.gutter_px = row_heights(len(data.labels))
@@ -172,7 +174,7 @@ class StepLayout:
 
     @property
     def has_merged_marks(self) -> bool:
-        """Whether some marks stand for several operations."""
+        """Whether some marks represent several operations."""
         return any(len(mark.operations) > 1 for mark in self.marks)
 
     def marks_in_row(self, row: int) -> list[StepMark]:
@@ -241,7 +243,7 @@ class StepLayout:
 
 
 def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
-    """Return the operation name whose operations have the largest total duration."""
+    """Return the operation name that has the largest total duration."""
     totals: dict[str, float] = {}
     for interval in operations:
         if isinstance(interval, Interval):

@@ -1,4 +1,4 @@
-"""Format times in a run as short texts: time since the start, time relative to now, age of readings."""
+"""Formats times in a run as short texts: time since the start, time relative to now, age of readings."""
 
 from __future__ import annotations
 

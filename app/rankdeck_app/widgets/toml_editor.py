@@ -43,7 +43,7 @@ class TomlEditor(CodeEditor):
         self.completion_box = CompletionBox(theme, self)
         self.completion_box.item_accepted.connect(self._insert_item)
         self._word_start = 0
-        # Its line moves away.
+        # Scrolling moves the cursor's line away from the list.
         self.verticalScrollBar().valueChanged.connect(self.completion_box.hide)
 
     def show_text(self, text: str) -> None:

@@ -1,4 +1,5 @@
-"""Readings over time, drawn as step curves: each value holds until the next one, or until it becomes stale.
+"""Readings over time, drawn as step curves: each value is drawn until the next one follows or until it
+becomes stale.
 
 Tables and grids show a hundred of these curves at once. numpy rasterizes all rows of a column in one pass, at
 one twentieth of the cost of drawing paths.
@@ -88,7 +89,7 @@ def area_image(
 
 
 def make_image(pixels: NDArray[np.uint32]) -> QImage:
-    """Return an opaque image from pixels of shape (height, width), given as 0xAARRGGBB."""
+    """Return an opaque image from pixels of shape (height, width) with values 0xAARRGGBB."""
     height, width = pixels.shape
     # copy(): the image must not outlive the array whose memory it would borrow.
     return QImage(pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32).copy()

@@ -76,7 +76,7 @@ class DeviceBar:
 
 @dataclass(frozen=True)
 class VramBarsData:
-    """All bars at one time. Without `capacity_bytes`, the scale ends at the largest total or prediction.
+    """All bars at one time. If `capacity_bytes` is None, the scale ends at the largest total or prediction.
 
     `labels` names the kinds in English, in the order of the segments; `ghost` is the label of the ghost bars,
     which show the memory that an alternative configuration would use.
@@ -255,8 +255,8 @@ class VramBars(Chart[VramBarsData]):
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
-        """Return the kind's shade of blue, or amber for a lead device's gathered outputs, because they cause
-        its lead."""
+        """Return the colour of a kind: amber for gathered outputs if `leads` is True, because they cause the
+        device's lead; otherwise, a shade of blue."""
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(

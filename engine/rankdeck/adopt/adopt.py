@@ -240,7 +240,8 @@ def _train_entries(
 
 
 def _schedule_entries(what: ScriptObservation, script: findings.ScriptFiles) -> list[TomlEntry]:
-    """Return the observed schedule, with the script's schedulers as comments."""
+    """Return the entry for the observed learning rate schedule, with comments that list the script's
+    schedulers; empty if the rate was constant and the script has no scheduler."""
     schedulers = options.find_schedulers(script)
     rate = options.find_schedule(what)
     if rate.value is None:
@@ -267,10 +268,10 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
 
 
 class _UnsupportedPattern(NamedTuple):
-    """A pattern for names that reveal an unsupported feature. `message` names the feature and says what a
-    configuration does or offers in place of it.
+    """A pattern for names that reveal an unsupported feature. `message` names the feature and describes what
+    a configuration does or offers instead.
 
-    A name matches only where it is called or defined; with `anywhere`, any use of the name matches.
+    A name matches only where it is called or defined; if `anywhere` is True, any use of the name matches.
     """
 
     pattern: str

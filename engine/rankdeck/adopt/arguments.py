@@ -1,8 +1,9 @@
 """Evaluates expressions of a script without executing it.
 
 Literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration objects, and
-argparse options are supported. An entry or a field is unknown if the script may reassign it anywhere. A
-parser built from the literal arguments of the script's `add_argument` calls parses the run's command line.
+argparse options are supported. An entry or a field is unknown if the script may reassign it anywhere. To
+parse the run's command line, a parser is built from the literal arguments of the script's `add_argument`
+calls.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ScriptValues:
         return UNKNOWN
 
     def _evaluate_member(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
-        """Evaluate `config["width"]`, `config.width`, or `args.width`, where `args` holds parsed options."""
+        """Evaluate `config["width"]`, `config.width`, or `args.width`, where `args` has parsed options."""
         is_entry = isinstance(node, ast.Subscript)
         key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
         name = key.value if isinstance(key, ast.Constant) else None
@@ -117,8 +118,12 @@ class ScriptValues:
 def _find_field(
     source: ScriptSource, call: ast.Call, called: str, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return the expression for a field: the argument in the call that creates the object, or the field's
-    default."""
+    """Return the expression for field `name` of the object that `call` creates, and the file with that
+    expression.
+
+    This is the argument of the call or, without one, the value that the class assigns to the field. `called`
+    is the dotted name of the class.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return source, keyword.value

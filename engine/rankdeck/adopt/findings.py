@@ -61,7 +61,8 @@ def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
 
 
 def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
-    """Return the reference by which a configuration names the model, whose observed class is `model`."""
+    """Return the reference by which a configuration names the model. `origin` is the expression that creates
+    the model, if found; `model` is the observed name of its class."""
     if origin is not None and isinstance(origin.node, ast.Call):
         return (
             _check_wrapped_model(origin)
@@ -104,7 +105,7 @@ def _check_wrapped_model(origin: Origin) -> Finding | None:
 
 
 def _check_missing_forward(origin: Origin) -> Finding | None:
-    """Return a finding that rejects a LightningModule without forward, whose loss is computed in
+    """Return a finding that rejects a LightningModule without a forward method, whose loss is computed in
     training_step."""
     call = origin.node
     assert isinstance(call, ast.Call)
@@ -147,7 +148,8 @@ def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSou
 def find_trainer_argument(
     script: ScriptFiles, name: str, at: int | None = None
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return an argument of the call that creates a transformers Trainer."""
+    """Return the argument `name`, or the one at position `at`, of the call that creates a transformers
+    Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
         argument = call_argument(call, name, at)
         if argument is not None:
@@ -233,7 +235,8 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return a reference to the callable that returns the dataset, alone or as the first item of a pair."""
+    """Return a reference to the callable that returns the dataset, or a pair whose first item is the
+    dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""

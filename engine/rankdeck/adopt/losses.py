@@ -27,7 +27,8 @@ _SUM_NOTES = [
 
 
 def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
-    """Return (the loss, whether the script divides it before backward, as accumulation requires)."""
+    """Return (the loss, whether the script divides it before the backward pass, as gradient accumulation
+    requires). `accumulate` is the number of backward passes per step."""
     for source, node in _backward_targets(script):
         origin = trace_origin(source, node)
         is_divided = _is_divided_by_accelerate(script)
@@ -86,7 +87,8 @@ def _backward_targets(script: ScriptFiles) -> list[tuple[ScriptSource, ast.expr]
 
 
 def _unscaled(node: ast.expr) -> ast.expr | None:
-    """Return the loss inside a division, a scaling or a mean; None if the node is none of these."""
+    """Return the loss inside a division, a multiplication, a call to a gradient scaler or a mean; None for
+    any other node."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
         # As in 0.5 * loss and loss / steps.
         return node.right if isinstance(node.left, ast.Constant) else node.left
@@ -100,8 +102,8 @@ def _unscaled(node: ast.expr) -> ast.expr | None:
 
 
 def _elementwise_kind(node: ast.expr) -> str | None:
-    """Return the kind of a node such as (a - b) ** 2 or torch.abs(a - b): squares or absolute values of a
-    difference; None for any other node."""
+    """Return _SQUARED for squares of a difference, such as (a - b) ** 2, and _ABSOLUTE for absolute values of
+    one, such as torch.abs(a - b); None for any other node."""
     exponent: ast.expr | None = None
     kind: str | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -245,8 +247,8 @@ def _only_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _loss_stub(code: str = "the script's loss", returns: str | None = None) -> list[str]:
-    """Return comment lines with a stub of the function to write. `returns` is the expression that the
-    function returns, if known."""
+    """Return comment lines with a stub of the loss function that the user has to write. `code` is the
+    script's code that the function replaces; `returns` is the expression that it returns, if known."""
     body = [f"        return {returns}"]
     if returns is None:
         body = [

@@ -3,7 +3,7 @@ calls.
 
 A reference is "path/to/file.py:name" or "package.module:name", and arguments are passed by name. So the
 function or class must be at the top level of a file that does not start training when it is imported, and its
-arguments must be plain values. Otherwise a `Finding` says what the user should write.
+arguments must be plain values. Otherwise, a `Finding` describes what the user should write.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Namer:
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
-        """Suggest that the user write a function that returns the value of the script's expression."""
+        """Suggest that the user write a function called `wrapper` that returns the value of the script's
+        expression at `origin`."""
         return Finding(
             notes=[
                 f"Created in {origin.location}: {origin.text}",

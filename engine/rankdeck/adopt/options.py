@@ -108,7 +108,8 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
 
 
 def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
-    """Return the devices that the ranks used, in the format of devices.use."""
+    """Return the devices that the ranks used, in the format of devices.use. `one_process` is whether the
+    strategy drives all devices from a single process."""
     typed = observation.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)
@@ -164,7 +165,7 @@ def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Fin
 
 
 def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """Return a parameter group's options except those that are None, False or 0; `lr` is always kept."""
+    """Return a parameter group's options except those that are None, False or 0; `lr` is always included."""
     return {
         key: value
         for key, value in group.items()
@@ -218,7 +219,8 @@ def find_schedule(observation: ScriptObservation) -> Finding:
 
 
 def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
-    """Return schedules to compare with the learning rates; warm-ups end at the step with the largest rate."""
+    """Return schedules to compare with `rates`, the observed (step, learning rate) pairs. A warm-up ends at
+    the step with the largest rate or one step before it."""
     peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
     if peak != rates[0][0]:
@@ -239,8 +241,8 @@ _CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_
 
 
 def find_seed(script: ScriptFiles) -> Finding | None:
-    """Return the first torch seed whose value is known; PLACEHOLDER if no value is known, None if no seed is
-    set."""
+    """Return the first torch seed that the script sets to a value that can be determined from the source;
+    PLACEHOLDER if there is no such value, None if the script sets no seed."""
     unread = None
     for source, call in script.calls(*_SEED_FUNCTIONS):
         node = call_argument(call, "seed", 0)

@@ -56,7 +56,7 @@ class ScriptObservation:
 
     @property
     def accumulate(self) -> int:
-        """Most common number of backward calls per step."""
+        """Most common number of backward passes per step."""
         # The most common number, because the last step of an epoch may have fewer.
         counted = self.backwards.most_common(1)
         return self.lead.accumulate or (counted[0][0] if counted else 0) or 1

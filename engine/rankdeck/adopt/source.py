@@ -256,7 +256,8 @@ class ScriptSource:
         return False
 
     def _is_training_function(self, name: str, visited: set[str]) -> bool:
-        """Return whether a function of this file trains, or calls one that does."""
+        """Return whether function `name` of this file trains, or calls one that does and is not in
+        `visited`."""
         # Functions may call each other in a cycle.
         visited.add(name)
         for call in (node for node in ast.walk(self.definitions[name]) if isinstance(node, ast.Call)):

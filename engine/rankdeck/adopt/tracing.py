@@ -54,7 +54,8 @@ _WRAPPERS = PARALLEL_WRAPPERS | {
 
 @dataclass(frozen=True)
 class Origin:
-    """An expression that created a value; if `index` is set, the value is that entry of the result."""
+    """An expression that created a value; if `index` is set, the value is only that entry of the expression's
+    result."""
 
     source: ScriptSource
     node: ast.expr
@@ -88,7 +89,8 @@ def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None)
 
 
 def _unwrap(here: Origin) -> Origin | None:
-    """Return the inner expression if `here` only moves it, wraps it, or takes an entry of it."""
+    """Return the inner expression if `here` only moves it, wraps it, or takes an entry of it; otherwise
+    None."""
     node, source = here.node, here.source
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and here.index is None:
         index = node.slice.value
@@ -111,7 +113,8 @@ def _unwrap(here: Origin) -> Origin | None:
 
 
 def _follow_name(here: Origin) -> Origin | None:
-    """Return the last value assigned to a name."""
+    """Return the value of the name or `self` attribute at `here`; None if `here` is neither or its value is
+    unknown."""
     node, source = here.node, here.source
     scope = source.scope_of(node)
     if self_attribute(node) is not None:
@@ -168,7 +171,8 @@ def _follow_self_attribute(here: Origin, scope: Scope) -> Origin | None:
 def _find_passed_argument(
     source: ScriptSource, function: Scope, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return the argument that the first caller passes for a parameter, else the parameter's default."""
+    """Return the argument that the first caller passes for parameter `name` of `function`, else the
+    parameter's default."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     parameters = parameters_of(function)
@@ -226,7 +230,7 @@ def parameters_of(function: Function) -> dict[str, ast.expr | None]:
 
 
 def _imported_constant(here: Origin, name: str) -> Origin | None:
-    """Return a constant that is imported from a local file."""
+    """Return the value of `name` if it is imported from a local file, otherwise None."""
     dotted = here.source.imports.get(name, "")
     module, _, attribute = dotted.rpartition(".")
     other = here.source.local_module(module) if module else None

@@ -198,7 +198,7 @@ def environment_pairs(env: Any) -> list[str]:
 
 def _argument_text(name: str, value: Any, advice: str) -> str:
     """Return an argument (text, a path, a number or a numpy scalar) as text."""
-    # numpy's scalars and 0-d arrays: most of them are no instances of int or float.
+    # numpy's scalars and 0-d arrays: most of them are not instances of int or float.
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
         return str(plain)

@@ -96,7 +96,7 @@ def choose_python_display(run: RunDir) -> Display:
 
 def _find_notebook() -> Any:
     """Return IPython.display in a notebook kernel; None elsewhere, even in IPython on a terminal."""
-    # IPython is no dependency: it is looked up, not imported, because a notebook's kernel has imported it
+    # IPython is not a dependency: it is looked up, not imported, because a notebook's kernel has imported it
     # already.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -51,9 +51,9 @@ def race(
     the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as
     for `train`.
 
-    With `wait`, return once the race is over; until then, `progress` prints a line per entry, and Ctrl-C
-    stops the race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race
-    has been planned; it continues in its own process.
+    If `wait` is True, return once the race is over. Until then, a line is printed for each entry if
+    `progress` is True, and Ctrl-C stops the race, keeps its measurements and raises KeyboardInterrupt. If
+    `wait` is False, return once the race has been planned; it continues in its own process.
 
     Raises:
         RankdeckError: an argument is invalid, no strategy fits, or the race cannot be started.
@@ -99,7 +99,9 @@ def _start_race(config: RunConfig, options: Sequence[str]) -> Path:
         return Path(result.path)
     if result.problems:
         raise ConfigError(result.problems[0].message, problems=result.problems)
-    message = phrase("The race could not be started: it exited with status {status}", status=done.returncode)
+    message = phrase(
+        "The race could not be started: its process exited with status {status}", status=done.returncode
+    )
     if last:
         message = phrase("The race could not be started: {last}", last=last.decode("utf-8", "replace"))
     raise RankdeckError(message, code="race")
@@ -173,6 +175,8 @@ class Raced:
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Raced:
         """Return once the race is over.
+
+        If `progress` is True, print a line per entry. Ctrl-C stops the race and raises KeyboardInterrupt.
 
         Raises:
             RankdeckError: the race is not over within `timeout_s`; it continues.

@@ -66,7 +66,8 @@ class RunArrays:
                 self._evaluations[attempt, event.step] = event
 
     def _drop_retrained(self, values: Mapping[tuple[int, int], T]) -> dict[int, T]:
-        """Return the values by step, dropping those that a later attempt superseded."""
+        """Return the values by step. `values` maps (attempt, step) to a value; an attempt's values for steps
+        that a later attempt trained again are dropped."""
         return {
             step: value
             for (attempt, step), value in sorted(values.items(), key=lambda item: item[0])

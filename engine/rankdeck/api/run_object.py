@@ -68,7 +68,7 @@ class Run:
     # Waiting and stopping.
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
-        """Return once the run has ended.
+        """Return once the run has ended; if `progress` is True, show its progress until then.
 
         If this process started the run, Ctrl-C stops the run gracefully and raises KeyboardInterrupt; a
         second Ctrl-C stops it at once.
@@ -108,7 +108,8 @@ class Run:
     def stop(self, *, now: bool = False) -> Run:
         """Stop the run with all its processes, and return once it has ended.
 
-        A run that is already over is left unchanged. With `now`, the run does not finish its current step.
+        A run that is already over is left unchanged. If `now` is True, the run does not finish its current
+        step.
 
         Raises:
             RankdeckError: the run has not stopped within a minute.
@@ -183,8 +184,8 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, MetricValues]:
-        """Name -> (steps, values): the metrics that a script logged or, for a run of a configuration, the
-        held-out losses and accuracies."""
+        """The metrics that a script logged or, for a run of a configuration, the held-out losses and
+        accuracies: a mapping from name to (steps, values)."""
         return self._arrays.refresh().metrics()
 
     @property
@@ -194,10 +195,10 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of verifying, before the first step, that the run gives the same result as a single device.
+        """Result of the check, before the first step, that the run gives the same results as a single device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
-        no verification.
+        no check.
         """
         verification = verified_summary(self._arrays.refresh().state.verified)
         return None if verification is None else msgspec.structs.asdict(verification)
@@ -233,7 +234,7 @@ class Run:
         return b"".join(contents).decode("utf-8", "replace")
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the final weights under the model's own names, for `load_state_dict`.
+        """Return the final weights as a state dict for the model's `load_state_dict`.
 
         Raises:
             ConfigError: the run has no weights.

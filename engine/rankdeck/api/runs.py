@@ -51,10 +51,10 @@ def train(
 ) -> Run:
     """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
-    `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
-    whatever its outcome (`run.check()` raises for a failed run); until then, `progress` shows the run's
-    progress, and Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run
-    continues even after this process has ended.
+    `overrides` changes options, as in {"train.steps": 50}. If `wait` is True, return once the run has ended,
+    whatever its outcome (`run.check()` raises for a failed run); until then, the run's progress is shown if
+    `progress` is True, and Ctrl-C stops the run and raises KeyboardInterrupt. If `wait` is False, return at
+    once; the run continues even after this process has ended.
 
     Raises:
         RankdeckError: the configuration cannot be run.
@@ -92,9 +92,10 @@ def run(
 
     `ranks` is the number of processes (or gpu, cpu or auto), as for torchrun. `devices` is text such as
     "gpu:0,2" or "cpu:2". `python` is an interpreter or an environment's folder; the default is the
-    interpreter that `rankdeck run` would use. `env` holds environment variables for the script. `observe` is
-    none, light, full or check. `plain` starts a single process like the python command, without torchrun's
-    variables. `wait` and `progress` are as for `train`.
+    interpreter that `rankdeck run` would use. `env` maps environment variables to their values. `observe` is
+    none, light, full or check. If `plain` is True, start a single process like the python command, without
+    torchrun's variables. If `module` is True, `script` is a module, as for python -m. `wait` and `progress`
+    are as for `train`.
 
     Raises:
         RankdeckError: the script cannot be run.

@@ -5,11 +5,11 @@
     |- DataError             data cannot be read, or a data factory is wrong             exit 2
     |- ModelError            a model cannot be built, or a model factory is wrong        exit 2
     |- DeviceError           an unknown, busy or mismatched device                       exit 2
-    |- RunNotFoundError      no run, or more than one, has the given name                exit 2
+    |- RunNotFoundError      no run, or more than one, has this name                     exit 2
     |- MachineError          the machine lacks something (a driver, a package, disk)     exit 3
     '- TrainingError         the run itself failed (a loss that is NaN, a lost rank)     exit 1
 
-A `Problem` holds the same information as data, for events and `--json`.
+A `Problem` contains the same information as data, for events and `--json`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `host` is the rank's host in a run across several hosts; it is set when events are read, not when they are
     written. `path` is a file or a dotted path into the configuration (`train.steps`); `line` counts from 1.
-    `last_lines` are the last lines that the rank itself wrote to stderr; library frames are folded. `cure`
-    holds the configuration changes that fix the problem, if known: dotted keys and their values, where None
-    removes the key. `advice` describes the fix in words. `evidence` holds the observations from which a rule
-    found the cause. `templates` and `arguments` have the keys "message", "advice" and "evidence.0" for texts
-    that are phrases: the template with `{name}` fields, and the values of these fields. A phrase in the
-    message's field `{name}` has the key "message.name".
+    `last_lines` are the last lines that the rank itself wrote to stderr, with consecutive library frames of a
+    traceback folded into one line. `cure` contains the configuration changes that fix the problem, if known:
+    dotted keys and their values, where None removes the key. `advice` describes the fix in words. `evidence`
+    contains the observations from which a rule found the cause.
+
+    A message, advice or evidence that is a phrase can be translated. `templates` has its template with
+    `{name}` fields, and `arguments` the values of these fields, under the key "message", "advice" or
+    "evidence.0". If the value of the message's field `{name}` is a phrase too, its key is "message.name".
     """
 
     code: str
@@ -154,7 +156,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 class RankdeckError(Exception):
     """Base class of all errors that a user can act on.
 
-    `problems` always holds at least one problem; `file` is the file that the problems' line numbers refer to,
+    `problems` always has at least one problem; `file` is the file that the problems' line numbers refer to,
     or None.
     """
 
@@ -233,13 +235,13 @@ def _field(name: str) -> str:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> Phrase | None:
-    """Return 'Did you mean "steps"?' for the closest known word, or None if none is close."""
+    """Return 'Did you mean "steps"?' for the candidate closest to `word`, or None if none is close."""
     close = closest(word, candidates)
     return None if close is None else phrase('Did you mean "{word}"?', word=close)
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the known word that a misspelled word most likely stands for, or None."""
+    """Return the candidate that a misspelled word most likely stands for, or None."""
     close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
     return close[0] if close else None
 

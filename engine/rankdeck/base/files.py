@@ -26,13 +26,13 @@ def write_atomic(
 ) -> None:
     """Write a temporary file and rename it over `path`: readers see the old contents or the new ones.
 
-    `contents` may be a function that writes the file, given its path. A symlink is followed. A device or a
-    pipe (/dev/stdout) is written to directly, because a rename would replace it with a file.
+    `contents` may be a function that writes the file to the path that it receives. A symlink is followed. A
+    device or a pipe (/dev/stdout) is written to directly, because a rename would replace it with a file.
 
     Raises:
         OSError: the folder cannot be created or the file cannot be written. No partial file remains.
     """
-    # All packages write whole files with this function; of five earlier ones each failed for symlinks or
+    # All packages write whole files with this function; each of five earlier functions failed for symlinks or
     # pipes, or left partial files. Only the guard has its own: it imports nothing, and reserves the space for
     # end.json.
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -81,7 +81,7 @@ def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *
     """Write like `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from an
     untrusted source.
 
-    With `sync`, the file's bytes are on disk before the rename; the caller syncs the folder.
+    If `sync` is True, the file's bytes are on disk before the rename; the caller syncs the folder.
 
     Raises:
         OSError: the file cannot be written. No partial file remains.
@@ -232,7 +232,7 @@ def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         OSError: for the same reasons as in `open_regular`, or because the file is larger than `most_bytes`.
     """
-    # One byte more tells a file of exactly this size from a larger one.
+    # One more byte distinguishes a file of exactly this size from a larger one.
     data = read_at(path, 0, most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=most_bytes), str(path))

@@ -42,8 +42,8 @@ CHECK_BUILD = "model of the check"
 CHECK_STEP = "step of the check"
 CHECK_PHASES = (VERIFYING, CHECK_BUILD, CHECK_STEP)
 _FIRST_STEP = FIRST_STEP.encode()
-# Exit status 0 is no proof: os._exit(0) in a user's loss has it too, and a crash after the work is no
-# failure. The last heartbeat is in memory, so a full disk cannot hide it.
+# Exit status 0 does not prove success, as os._exit(0) in a user's loss returns it too; and a crash after the
+# work is not a failure. The last heartbeat is in memory, so a full disk cannot hide it.
 FINISHED = "finished"
 """Phase of the last beat of a rank that has done all its work, regardless of how its process ends."""
 _LOST_LINES = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")
@@ -92,7 +92,7 @@ def parse_lost_lines(phase: str) -> tuple[int, str] | None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that forked it ends, even after an exec.
 
-    If `parent`, the expected parent's process id, is given and that process has already ended, exit at once.
+    If `parent` is the id of a process that is no longer this process's parent, exit at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -102,7 +102,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """Writer of a rank's heartbeats to slot `rank` of the page at `path`. No method blocks or raises."""
+    """Writer of a rank's heartbeats to slot `rank` of the supervisor's memory file at `path`. No method
+    blocks or raises."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._slot = rank * _SLOT_BYTES
@@ -161,11 +162,11 @@ class HeartbeatPage:
 
     @property
     def path(self) -> str:
-        """Path of the page, for ranks to open."""
+        """Path under which ranks open the memory file."""
         return f"/proc/{os.getpid()}/fd/{self._handle}"
 
     def close(self) -> None:
-        """Close the page; the readers keep their last beats."""
+        """Close the memory file; the last beats remain available from the readers."""
         if self._handle >= 0:
             for reader in self.readers:
                 reader.close()

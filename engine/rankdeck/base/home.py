@@ -1,4 +1,5 @@
-"""Folders of settings, state and caches: the platform's standard folders, or subfolders of RANKDECK_HOME.
+"""Find the folders for settings, state and caches: the platform's standard folders, or subfolders of
+RANKDECK_HOME.
 
 No folder is created here; the first function that writes to a folder creates it.
 """

@@ -34,7 +34,7 @@ _OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
     """Return whether an option, key or variable with this name holds a secret: hf_token, --password, API_KEY.
 
-    With `any_key`, every name that ends in "key" counts as secret.
+    If `any_key` is True, every name that ends in "key" counts as secret.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
@@ -42,7 +42,7 @@ def is_secret_name(name: str, *, any_key: bool = False) -> bool:
     before, last = words[-2] if len(words) > 1 else "", words[-1]
     if last == "key":
         return any_key or before in _KEY_PREFIXES
-    # pad_token or eos_token belong to a tokenizer and are no secrets.
+    # pad_token or eos_token belong to a tokenizer and are not secrets.
     is_at_the_end = last in _SECRET_LAST_WORDS and not (last == "token" and before in _TOKENIZER_WORDS)
     return is_at_the_end or not _SECRET_WORDS.isdisjoint(words)
 

@@ -63,7 +63,8 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def check_depth(*values: Any) -> None:
-    """Check, in a `__post_init__`, the nesting depth of values that msgspec decoded without a schema.
+    """Check how deeply values are nested. A struct calls this in its `__post_init__`, for values that msgspec
+    decoded without a schema.
 
     Raises: ValueError if a value is nested too deeply.
     """
@@ -169,7 +170,7 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             lines.setdefault(table + _split_key(key[1]), number)
-        # Lines inside a multi-line string are no keys.
+        # Lines inside a multi-line string are not keys.
         for mark in ('"""', "'''"):
             if line.count(mark) == 1:
                 fence = mark

@@ -19,7 +19,8 @@ PhraseArgument = str | int | float | bool
 class Phrase(str):
     """An English sentence with its template and arguments.
 
-    JSON holds plain strings: `Problem` and `TranslatableStruct` store templates and arguments next to them.
+    In JSON, it is a plain string: `Problem` and `TranslatableStruct` store its template and arguments in
+    other fields.
     """
 
     __slots__ = ("arguments", "template")

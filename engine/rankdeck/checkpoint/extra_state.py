@@ -36,7 +36,7 @@ _TORCH_KEYS = {
     "attribute": MODULE_ATTRIBUTES,
 }
 _HOOKS_PREFIX = "_optimizer_"
-"""Prefix of the attributes in which torch keeps an optimizer's hooks."""
+"""Prefix of the attributes in which torch stores an optimizer's hooks."""
 
 
 class ExtraState:
@@ -75,14 +75,14 @@ class ExtraState:
 
     def _is_large_and_new(self, name: str, value: Tensor) -> bool:
         """Check whether an entry is a large attribute that is new or has a new shape: probably an activation
-        that forward stored for inspection."""
+        that the module's forward method stored for inspection."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
         return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-        """Restore the result of `changed_entries`; return the names of the entries for which this run has no
-        buffer, attribute, parameter group or optimizer."""
+        """Restore the tensors and values that `changed_entries` returned; return the names of the entries for
+        which this run has no buffer, attribute, parameter group or optimizer."""
         owners = dict(self._iter_owners())
         homeless = []
         device = next(self._module.parameters()).device
@@ -142,8 +142,8 @@ def join_path(path: str, name: object) -> str:
 
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return an optimizer and the optimizers that it holds as attributes, by path; the outermost optimizer
-    has the path ""."""
+    """Return an optimizer and, recursively, the optimizers among its attributes, by path; its own path is
+    ""."""
     optimizers = {"": optimizer}
     queue = deque(optimizers.items())
     while queue:

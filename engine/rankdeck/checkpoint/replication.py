@@ -70,8 +70,8 @@ class HostLeaders:
             raise failed
 
     def _relay(self, file: Path, size: int, owner: int, *, writes: bool) -> None:
-        """Broadcast a file in chunks from `owner`; with `writes`, this host writes the chunks to its own
-        file.
+        """Broadcast a file in chunks from the host leader with index `owner`; if `writes` is True, write the
+        chunks to this host's own file.
 
         Raises: OSError, but only after every chunk has been sent or received.
         """
@@ -126,7 +126,8 @@ class HostLeaders:
         return None, complaints
 
     def _fetch(self, path: Path, listed: FileList, intact: set[str]) -> None:
-        """Copy the listed files to the hosts where they are not `intact`, and commit the checkpoint.
+        """Copy the listed files to the hosts without intact copies, and commit the checkpoint. `intact` has
+        the names of the files that are intact on this host.
 
         Raises: OSError, on all hosts if any host failed.
         """
@@ -172,7 +173,7 @@ def make_host_leaders(rank: int, world_size: int, local_rank: int) -> HostLeader
     leads: list[Any] = [None] * world_size
     dist.all_gather_object(leads, local_rank == 0)
     ranks = [number for number, is_first in enumerate(leads) if is_first]
-    # gloo, because files are sent from CPU memory. All ranks must call this, also those that are no leaders.
+    # gloo, because files are sent from CPU memory. All ranks must call this, even if they are not leaders.
     group = dist.new_group(ranks, backend="gloo")
     if rank not in ranks:
         return None

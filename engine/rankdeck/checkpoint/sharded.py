@@ -29,7 +29,7 @@ class _ShardWriter(HuggingFaceStorageWriter):
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Write each tensor once: all ranks write together, or with `no_dist` this process writes alone.
+    """Write each tensor once: all ranks write together or, if `no_dist` is True, this process writes alone.
 
     Raises:
         Exception: the error of the first rank that failed.
@@ -46,8 +46,8 @@ def stored_tensors(folder: Path) -> Mapping[str, Any]:
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Fill the tensors from a checkpoint of any layout: all ranks read together, or with `no_dist` this
-    process reads alone.
+    """Fill the tensors from a checkpoint of any layout: all ranks read together or, if `no_dist` is True,
+    this process reads alone.
 
     Raises:
         Exception: the error of the first rank that failed.
@@ -58,7 +58,7 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -
 
 @contextlib.contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Silence torch's warnings about single-process use; raise the cause of a CheckpointException."""
+    """Silence torch's warnings about single-process use, and replace a CheckpointException with its cause."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

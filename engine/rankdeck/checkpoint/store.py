@@ -88,8 +88,8 @@ class _WrittenPart:
 class CheckpointStore:
     """Store of a run's checkpoints, written by all ranks together; it keeps the newest `keep` checkpoints.
 
-    On each host one rank, the host leader, creates and removes folders and commits checkpoints. In a run
-    across several hosts, each host leader is given `hosts`, the group of all host leaders.
+    On each host one rank, the host leader, creates and removes folders and commits checkpoints. `hosts` is
+    the group of all host leaders, passed only to host leaders in a run across several hosts.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Write a checkpoint; return its size in bytes and the names of the state entries that it does not
-        contain. Raises: CheckpointError, as for `save`."""
+        """Write a checkpoint (one number per tensor if `dry` is True); return its size in bytes and the names
+        of the state entries that it does not contain. Raises: CheckpointError, as for `save`."""
         wait_for_folder(self.folder.parent)  # it may just be being moved
         snapshots: list[RankSnapshot] = []
 
@@ -364,8 +364,8 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
 class RestoreResult:
     """Result of `restore`.
 
-    `missing` names the state that starts from its initial value. `extra` holds the strategy's extra tensors:
-    this rank's, or rank 0's if the layouts of checkpoint and run differ; then no random states are restored.
+    `missing` names the state that keeps its initial value. `extra` has the strategy's extra tensors: this
+    rank's, or rank 0's if the checkpoint has another layout of ranks. No random states are restored then.
     """
 
     step: int

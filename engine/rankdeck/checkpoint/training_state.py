@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _EXTRA_PREFIX = "model/"
-"""Prefix of the names under which the values hold modules' extra state."""
+"""Prefix of the names of modules' extra state among a checkpoint's values."""
 _OPTIMIZER_TEXT = tr_noop("the optimizer's per-parameter state {name} contains {inside}")
 _MODEL_TEXT = tr_noop("the model's extra state {name} contains {inside}")
 
@@ -61,9 +61,9 @@ class TrainingState:
 class RankSnapshot:
     """One rank's contribution to a checkpoint.
 
-    `tensors` have names that all ranks share; `per_rank` belongs to this rank alone. `json_values` are the
-    JSON values of this rank, `remote_values` those of modules that other ranks run. `unsaved` names the state
-    that no file can store.
+    `tensors` have names that all ranks share; `per_rank` are tensors of this rank alone. `json_values` are
+    this rank's values as JSON, `remote_values` those of modules that other ranks run. `unsaved` names the
+    state that no file can store.
     """
 
     tensors: dict[str, Tensor]
@@ -107,8 +107,8 @@ def _optimizer_entries(
 
 
 def _find_optimizer(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
-    """Return the optimizer that holds the state key `what`, and the key without that optimizer's path; None
-    in place of the optimizer if this run has no optimizer at that path."""
+    """Split `what`, a state key that may start with an optimizer's path, into (optimizer, key without the
+    path); the optimizer is None if this run has none at that path."""
     path, _, inner_key = what.rpartition(":")
     return (optimizers.get(path), inner_key) if path else (optimizers[""], what)
 
@@ -162,8 +162,8 @@ def _to_json(value: Any, cannot: str, name: str) -> Any:
 
 
 def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    """Merge the ranks' values, given for each rank as (values of modules that it runs, values of other
-    modules): a value comes from the first rank that runs its module."""
+    """Merge the ranks' values; a value comes from the first rank that runs its module. `rank_values` has a
+    pair for each rank: the values of modules that it runs, and those of other modules."""
     shared: dict[str, object] = {}
     # In reverse, so that the first rank's values overwrite those of later ranks.
     for _, elsewhere in reversed(rank_values):
@@ -276,7 +276,7 @@ def _make_target(
     group: Mapping[str, Any],
     weights_dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return a tensor like the one that the optimizer would create for this parameter.
+    """Return a tensor like the one that the optimizer would create for a parameter's state entry `name`.
 
     Return None if this rank's shard of the saved tensor cannot be determined. State saved in `weights_dtype`,
     the dtype of the saved weight, gets the parameter's dtype.
@@ -299,7 +299,7 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 def load_state(
     state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], local_values: Mapping[str, Tensor]
 ) -> list[str]:
-    """Load `values`, `local_values` and the tensors in `blank`, which hold the checkpoint's data, into the
+    """Load the checkpoint's data, which is in `values`, `local_values` and the tensors of `blank`, into the
     model and its optimizer; return descriptions of state that only the checkpoint or only this run has."""
     missing = load_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _group_by_owner(values), _group_by_owner(local_values)

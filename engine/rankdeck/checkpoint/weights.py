@@ -53,7 +53,7 @@ def _strip_prefixes(rank_states: Sequence[tuple[Mapping[str, Any], Mapping[str, 
 def encode_weights(
     weights: Mapping[str, Tensor], metadata: Mapping[str, str], extra_state: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the content of a weights file; `extra_state` holds JSON values."""
+    """Return the content of a weights file; `extra_state` contains JSON values."""
     addresses: set[int] = set()
     host_tensors: dict[str, Tensor] = {}
     pairs: list[str] = []

@@ -132,7 +132,7 @@ def stacks(
 ) -> int:
     """Show the line of code that every rank executes.
 
-    Prints the line of your own code first, and the collective that the rank waits in. Of a script, also
+    Prints the line of your own code first, and the collective that the rank is waiting in. For a script, also
     prints a line for each loader worker and each other Python process.
     """
     from rankdeck.launch.control import NotRunningError
@@ -194,7 +194,8 @@ def _stack_to_json(stack: RankStack) -> dict[str, object]:
 
 
 def _group_children(children: list[ChildStack], *, alone: bool) -> list[list[ChildStack]]:
-    """Return the children in groups that print the same text; groups of one if `alone`."""
+    """Return the children in groups that print the same text; if `alone` is True, each child is its own
+    group."""
     groups: dict[tuple[object, ...], list[ChildStack]] = {}
     for stack in children:
         child = stack.process

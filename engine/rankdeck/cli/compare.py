@@ -149,7 +149,8 @@ def _find_ref(name: str) -> RunRef:
 
 
 def _baseline_index(baseline: str, names: list[str], named: list[RunRef]) -> int:
-    """Return the index of the baseline among the runs.
+    """Return the index of the baseline among the runs. `names` are the runs as the user typed them, `named`
+    are the runs that these names refer to.
 
     Raises:
         ConfigError: the baseline is not among the runs.

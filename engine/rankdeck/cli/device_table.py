@@ -191,7 +191,7 @@ class LiveDevices:
         return self._live if self._is_terminal else nullcontext()
 
     def add_line(self, line: AnySamplerLine) -> None:
-        """Print the line if it is a notice, unless the table is redrawn in place."""
+        """Print the line if it is a notice; on a terminal, the redrawn table shows the notices instead."""
         # If no device was ever listed, the last notice becomes the command's error (devices.py) and must not
         # be printed twice.
         if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.devices_line is not None:

@@ -97,8 +97,11 @@ def _follow_json(options: Sequence[str]) -> int:
 def _silence_lines(
     registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float
 ) -> list[AnySamplerLine]:
-    """Return the lines to write while the sampler is silent: a notice (once per silence) and stale
-    readings."""
+    """Return the lines to write while the sampler is silent: stale readings and, the first time in each
+    silence, a notice before them.
+
+    `heard_s` is the time of the sampler's last line, `written_s` the time at which a line was last written.
+    """
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
     lines: list[AnySamplerLine] = []

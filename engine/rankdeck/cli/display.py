@@ -33,7 +33,7 @@ class Display:
         pass
 
     def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
-        """Show an event that `state` already includes."""
+        """Show an event of `writer`, such as "rank-0"; `state` already includes the event."""
 
     def tick(self, state: RunState) -> None:
         """Update the display; called several times a second, with or without new events."""
@@ -83,7 +83,7 @@ class PlainDisplay(Display):
                 )
             case events.Verified():
                 self.show_message(verified_text(event))
-            # The line of the evaluated step comes first. `fold` may include later steps, whose lines must
+            # The line of the evaluated step comes first. `state` may include later steps, whose lines must
             # wait.
             case events.Evaluation():
                 self._print_progress(state, up_to=event.step)

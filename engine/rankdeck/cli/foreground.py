@@ -50,7 +50,7 @@ _FORWARDED_SIGNALS = (
 
 
 class ForegroundScript:
-    """A script's run in the foreground. Without `prints_problems`, no problems are printed while it runs."""
+    """A script's run in the foreground; its problems are printed unless `prints_problems` is False."""
 
     def __init__(self, run: RunDir, keyboard: Keyboard | None, *, prints_problems: bool = True) -> None:
         self._run = run

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankdeck.run.summary import ImbalanceSummary, RunSummary
 
 UNKNOWN = "-"
-# Short labels, because a live row shows three of them beside the bar.
+# Short labels, because a live row shows three of them next to the bar.
 KIND_LABELS = {
     "parameters": "weights",
     "gradients": "gradients",

@@ -1,4 +1,5 @@
-"""Train on several hosts: start each host's part, and show here the run that the coordinator records."""
+"""Train on several hosts: start the run on each of them over ssh, and show the run that the coordinator
+records."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
-    """Train on the configuration's hosts. Return the run's exit code; with `detach`, return 0 once the run
+    """Train on the configuration's hosts. Return the run's exit code or, if `detach` is True, 0 once the run
     has started."""
     from rankdeck.remote.host_launcher import launch_on_hosts
 
@@ -75,7 +76,8 @@ def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as
 def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Check that these hosts can train together in one run, and print warnings.
+    """Check that these hosts can train together in one run, and print warnings. `address` is the
+    coordinator's, and `code` is the folder of user code that the hosts will run.
 
     Raises:
         ConfigError: there is only one host.

@@ -30,9 +30,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems
 
 
 def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[ConfigChanges]) -> RunConfig:
-    """Load the configuration that CONFIG names.
+    """Load the configuration that `text`, the argument CONFIG of a command, names.
 
-    A preset's relative paths are resolved against the current folder. For `to_plan` see
+    A preset's relative paths are resolved against the current folder. For `to_plan`, see
     config.loading.from_text.
 
     Raises:
@@ -77,7 +77,7 @@ def _sibling_configs(path: Path) -> list[str]:
     try:
         # Limited, because the suggestion compares the text with each of these names.
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
-    # CONFIG may be no valid path at all, such as a too long name.
+    # CONFIG may not be a valid path at all: it may be too long, for example.
     except (OSError, ValueError):
         return []
 
@@ -90,7 +90,7 @@ def is_script_run(run: RunDir) -> bool:
 
 
 def find_run(text: str) -> RunDir:
-    """Return the run that RUN names.
+    """Return the run that `text`, the argument RUN of a command, names.
 
     Raises:
         RunNotFoundError: no run or more than one run matches, or RUN names a race.
@@ -119,8 +119,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset's name. Run names do not contain it,
-    since runs are named after what they train."""
+    """Return the newest run whose command line contains this preset's name. Run names do not contain the
+    preset's name, because a run is named after what it trains."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 
@@ -148,7 +148,8 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Check that a file can be written at this path, before its contents are computed, which takes seconds.
+    """Check that a file can be written at this path. Call this before computing its contents, which takes
+    seconds.
 
     Raises:
         ConfigError: the path is "-" or exists but is not a regular file, or its folder does not exist.

@@ -90,7 +90,8 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """Yield the lines, each with the result of rehearsing its strategy on `num_devices` virtual devices."""
+    """Yield the lines, each with the result of verifying its strategy against one device, on `num_devices`
+    virtual devices."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
@@ -129,8 +130,8 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """Yield each strategy's row as soon as it is planned, then fixes for the configured strategy; if no
-    strategy fits, also yield combinations of fixes that make a strategy fit."""
+    """Yield each strategy's row as soon as it is planned. If `advice` is True, then yield fixes for the
+    configured strategy and, if no strategy fits, combinations of fixes that make a strategy fit."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # Refuse mistakes here, before the seconds that importing torch takes.
@@ -202,7 +203,8 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Return the runs except those whose prediction would execute code that the user has not allowed."""
+    """Ask for consent if necessary, and return the runs except those whose prediction would execute code that
+    the user has not allowed."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CONFIRM_ABOVE_S = 120.0
 """Expected duration above which a race that is started in a terminal asks for confirmation."""
 MIN_STEPS, MAX_STEPS = 20, 1000
-"""Limits of --steps; with fewer than 20 steps, the median step time says little."""
+"""Limits of --steps; with fewer than 20 steps, the median step time is unreliable."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -168,7 +168,7 @@ def split_by_verdict(
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines of the strategies to race, excluded strategies).
 
-    With `is_explicit` (the user named the strategies), those whose memory cannot be predicted are raced too.
+    If `is_explicit` (the user named the strategies), those whose memory cannot be predicted are raced too.
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy
@@ -241,7 +241,7 @@ def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
 def _print_result(folder: RaceDir, race: Race, *, as_json: bool, are_entries_shown: bool = False) -> None:
     """Print the race's result.
 
-    With `are_entries_shown`, failures are left out, because each was printed when its entry ended.
+    If `are_entries_shown` is True, failures are left out: each was printed when its entry ended.
     """
     from rankdeck.cli.race_tables import print_race
 

@@ -238,7 +238,8 @@ def _watch_remotely(host: str, name: str, *, as_json: bool) -> int:
 def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
     """Copy a run from a host and print the copy's path.
 
-    With `follow`, copy until the run is over and, if `as_json`, print the copy's age twice a second.
+    If `follow` is True, copy until the run is over; if `as_json` is True too, print the copy's age twice a
+    second.
     """
     from rankdeck.remote.remote_run import RemoteRun
 

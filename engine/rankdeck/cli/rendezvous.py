@@ -39,7 +39,7 @@ def parse_host_names(hosts: str | None) -> list[str]:
     """Return the host names in --hosts; empty if --hosts is a number or missing.
 
     Raises:
-        ConfigError: --hosts is given, but contains no name.
+        ConfigError: --hosts is set, but contains no name.
     """
     if hosts is None or hosts.strip().isdecimal():
         return []
@@ -78,10 +78,11 @@ def multi_host_role(
 ) -> MultiHostRole | None:
     """Return this host's role in a run on several hosts.
 
-    None if this host trains alone, or if the hosts are named and the run is started on them over ssh.
+    Return None if this host trains alone, or if the hosts are named: the run is then started on them over
+    ssh.
 
     Raises:
-        ConfigError: the number of hosts is missing, or --listen and --join are both given or both missing.
+        ConfigError: the number of hosts is missing, or --listen and --join are both set or both missing.
     """
     from rankdeck.config.multi_host import JOIN_ENV
     from rankdeck.launch.multi_host_role import MultiHostRole
@@ -110,7 +111,7 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Print how other hosts can join the run, if this host is the run's first host."""
+    """Print how other hosts can join the run, if `several` is the role of the run's first host."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:

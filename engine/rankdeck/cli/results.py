@@ -167,7 +167,7 @@ def _write_weights(
     run: RunDir, file: Path, attempt: int | None, *, is_older: bool, trust: bool
 ) -> int | None:
     """Write the weights; return the step of the checkpoint that they come from, or None for the run's final
-    weights."""
+    weights. `is_older` is whether the run has a newer attempt than `attempt`."""
     from rankdeck.run import export as exporting
     from rankdeck.run.problems import read_script_config
 

@@ -36,7 +36,7 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 class RunOptions:
     """Arguments of `rankdeck run`.
 
-    `command` is the script with its arguments or, if `entry` is given, only extra arguments for the entry's
+    `command` is the script with its arguments or, if `entry` is set, only extra arguments for the entry's
     script.
     """
 
@@ -121,7 +121,8 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
         if options.module or options.no_python:
             raise ConfigError(
                 phrase(
-                    "The entry given with --entry already says whether to run a file, a module or a program."
+                    "The entry chosen with --entry already specifies whether to run a file, a module or "
+                    "a program."
                 ),
                 code="usage",
                 advice=phrase(
@@ -232,7 +233,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
 
 
 def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
-    """Check that the script is a Python file.
+    """Check that the script is a Python file; `exists` is whether a file with its name exists.
 
     Raises:
         ConfigError: the script is python or torchrun itself, a shell script, or a known launcher.

@@ -182,8 +182,8 @@ def _step_time_text(step_s: StepSeconds) -> str:
 
 
 def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield rows that say which steps a rehearsal's peaks cover, and whether the peaks exceed the simulated
-    capacity."""
+    """Yield rows with the steps that a rehearsal's peaks cover, and with the simulated capacity and the
+    devices whose peaks exceed it."""
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
@@ -207,7 +207,7 @@ def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
         hidden = (
             ""
             if overlapped_s is None
-            else f", {_format_milliseconds(overlapped_s)} of it overlapping backward"
+            else f", {_format_milliseconds(overlapped_s)} of it overlapping the backward pass"
         )
         yield "gradient sync", f"{_format_milliseconds(sync_s)} a step on the slowest rank{hidden}"
 
@@ -227,7 +227,7 @@ def _pipeline_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _anatomy_rows(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
-    """Yield a row with the longest phases of the lead device in the last sampled step."""
+    """Yield a row with the longest phases of the last sampled step on the first device in `anatomy`."""
     if anatomy:
         lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]

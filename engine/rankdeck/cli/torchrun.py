@@ -65,7 +65,7 @@ UNSUPPORTED_FLAGS = {
 
 
 class ScriptCommand(TyperCommand):
-    """Command that accepts torchrun's options besides its own, and leaves the script's arguments alone."""
+    """Command that accepts torchrun's options besides its own, and does not parse the script's arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ours, theirs = split_script_arguments(args, self.value_options())
@@ -97,7 +97,8 @@ class ScriptCommand(TyperCommand):
 
 
 def split_script_arguments(argv: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into (options, script with its arguments); a "--" between them is dropped."""
+    """Split a command line into (options, script with its arguments); a "--" between them is dropped.
+    `with_value` are the command's own options that take a value."""
     value_options = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
     ours, rest = list[str](), list(argv)
     while rest:

@@ -34,7 +34,7 @@ def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -
 
     Raises:
         ConfigError: there is no terminal to ask on.
-        typer.Abort: the user said no.
+        typer.Abort: the user answered no.
     """
     if not confirm_execution([(run, config)], trust=trust):
         raise typer.Abort

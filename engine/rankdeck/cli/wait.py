@@ -65,8 +65,8 @@ def detach_or_wait(
 
 
 def print_run_path(run: RunDir, join_address: str | None = None, *, as_json: bool) -> int:
-    """Print the run's path and return the exit code; with `as_json`, also print the `join_address` at which
-    other hosts join."""
+    """Print the run's path and return the exit code. If `as_json` is True, print a JSON object, which also
+    has the `join_address` at which other hosts join."""
     if as_json:
         facts = {"run": run.name, "path": str(run.path)}
         console.print_json(facts if join_address is None else facts | {"place": join_address})
@@ -144,7 +144,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def signal_handler(
     handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Install `handler` for the given signals for the duration of the `with` block."""
+    """Install `handler` for the signals `numbers` for the duration of the `with` block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -170,7 +170,7 @@ class InterruptCounter:
 
     def handle_pending(self) -> bool:
         """Act on the signals received since the last call; return False after the third signal."""
-        # The first signal stops in order, the second at once; the third only leaves.
+        # The first signal stops the run in order, the second at once; the third only ends this command.
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
             now = self._num_handled == 2
@@ -187,8 +187,8 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def warn_still_running(host: str, run: str = "") -> None:
-    """Print a warning that the run or the remote command may still be running on the host, with the command
-    that stops the run or lists the host's runs."""
+    """Print a warning that the run or the remote command may still be running on the host, and the command to
+    stop the run or to list the host's runs."""
     if run:
         message = phrase(
             "{host} has not confirmed that the run has stopped, so it may still be running. To "
@@ -209,7 +209,7 @@ class RemoteStop:
     """Handler of Ctrl-C for a run on another host.
 
     The first two presses ask the host to stop the run; after the third, the command returns once the host has
-    stopped the run, or after a timeout. Without a `display`, messages go to stderr.
+    stopped the run, or after a timeout. If `display` is None, messages go to stderr.
     """
 
     def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:

@@ -41,7 +41,8 @@ def why(
 
     Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints the device's
     memory contents, the failed allocation, and up to three fixes, which are planned once and saved with the
-    run. With --json, prints that plan's lines for such a run, and {"problems": [...]} for any other run.
+    run. With --json, prints the lines of the plan with these fixes if the run ran out of memory, and
+    {"problems": [...]} otherwise.
     """
     from rankdeck.compare.run_metrics import load_run
     from rankdeck.compare.run_ref import RunRef
@@ -110,7 +111,7 @@ def _print_findings(run: RunDir, problems: list[Problem]) -> None:
         out.print(phrase("No problems were found in the records of {run}.", run=run.name), soft_wrap=True)
         if is_lightly_observed(run):
             note = phrase(
-                "Some checks ran in a few steps only. With --observe check, they run at every step."
+                "Some checks ran in only a few steps. With --observe check, they run in every step."
             )
             out.print(note, style="dim", soft_wrap=True)
         return

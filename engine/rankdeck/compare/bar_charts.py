@@ -124,7 +124,7 @@ def round_step(span: float, max_steps: int) -> float:
 
 
 def ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Return round numbers from `low` to `high`."""
+    """Return the round numbers from `low` to `high` at which an axis has ticks."""
     step = round_step(high - low, max_ticks)
     # The tolerance keeps ends that rounding puts just outside.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -1,9 +1,9 @@
 """Compute losses over steps, over seconds of training and over samples, for charts.
 
-A run state keeps its curves over steps. A step's position in time or samples is computed from the rows in
-memory and from marks for older rows (run/step_table.py); pauses between attempts are not counted. The curve
-of a single attempt starts at that attempt's first step; its positions in samples also count the samples of
-the run's earlier steps.
+A RunState stores its loss curves over steps. The position of a step in time or samples is computed from the
+step table: its rows in memory, and its marks for older rows (run/step_table.py). Pauses between attempts are
+not counted. The curve of a single attempt starts at that attempt's first step; its positions in samples also
+count the samples of the run's earlier steps.
 """
 
 from __future__ import annotations

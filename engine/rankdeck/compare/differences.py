@@ -151,7 +151,8 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are ranked."""
+    """Return why `runs` are not ranked by a metric of this `kind`, which all of them have; "" if they are
+    ranked."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -206,9 +207,9 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 
 
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why the runs' tasks cannot be compared at all; "" if they can."""
+    """Return why it is unknown whether the runs have the same task; "" if their tasks can be compared."""
     if len({run.observed is None for run in runs}) > 1:
-        return phrase("some are scripts, which may train something else")
+        return phrase("some of the runs are scripts, which may train something else")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
         return phrase("a configuration cannot be read")
     return ""

@@ -90,7 +90,7 @@ class ComparedRun:
     metrics: Mapping[str, MetricValue]
     devices: tuple[ComparedDevice, ...]
     memory_steps: str = ""
-    """Text that says which steps the memory values cover; empty if all steps were tracked."""
+    """Description of the steps that the memory values cover; empty if all steps were tracked."""
     steps_planned: int | None = None
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
@@ -122,8 +122,8 @@ class ComparedRun:
 
 
 def build_compared_run(at: RunRef, state: RunState, background: RunSetup, outcome: str) -> ComparedRun:
-    """Build the column of a run, or of a single attempt if the state was built from that attempt's events
-    alone."""
+    """Build the column of a run, or of a single attempt if `state` was built from that attempt's events
+    alone. `background` is the setup of the run or attempt."""
     started, observed = state.started, _observed(state, background)
     devices = [device for device in state.devices.values() if device.info is not None]
     metrics = (
@@ -134,7 +134,7 @@ def build_compared_run(at: RunRef, state: RunState, background: RunSetup, outcom
     )
     metrics |= dict(_memory_metrics(state, background)) | dict(_communication_metrics(state))
     device_kind = (devices[0].kind or "") if devices else ""
-    # A user script on CPUs is no rehearsal: its virtual devices are the CPUs of its ranks.
+    # A user script on CPUs is not a rehearsal: its virtual devices are the CPUs of its ranks.
     if device_kind == "virtual" and observed is not None:
         device_kind = "cpu"
     return ComparedRun(
@@ -309,7 +309,7 @@ def _memory_metrics(state: RunState, background: RunSetup) -> MetricItems:
         if imbalance.ratio is not None:
             yield "imbalance", MetricValue(imbalance.ratio)
     line = background.prediction
-    # A bound is no prediction that a measurement could confirm.
+    # A bound is not a prediction that a measurement could confirm.
     if line is not None and not line.is_bound and line.devices:
         yield "predicted_peak", MetricValue(max(device.active_bytes for device in line.devices))
     busy = [device.utilisation_mean for device in devices if device.utilisation_mean is not None]

@@ -110,7 +110,7 @@ def check_run_count(runs: list[RunRef]) -> None:
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:
         raise ConfigError(
-            phrase("{run} is given twice.", run=twice.run_dir.name),
+            phrase("{run} is listed twice.", run=twice.run_dir.name),
             code="same-run",
             advice=phrase("Specify another run, or two attempts of this run: RUN@0 RUN@1."),
         )

@@ -175,7 +175,7 @@ def _imbalance_fixes(run: ComparedRun) -> Iterator[Fix]:
     if imbalance is None or not imbalance.is_notable or run.strategy not in ("dp", "DataParallel"):
         return
     label, excess = run.devices[imbalance.device].label, format_bytes(imbalance.excess_bytes)
-    why = phrase("{device} holds {excess} more than the other devices.", device=label, excess=excess)
+    why = phrase("{device} uses {excess} more memory than the other devices.", device=label, excess=excess)
     what = phrase("Train with DistributedDataParallel, which uses the same amount of memory on every device.")
     # A script wraps its model itself, so no command of ours can change that.
     command = _retrain_command(run, "--strategy", "ddp") if run.strategy == "dp" else []
@@ -219,7 +219,7 @@ def _overfitting_fixes(run: ComparedRun) -> Iterator[Fix]:
         return
     step = format_count(best.step)
     yield Fix(
-        phrase("Train for only {step} steps, or regularise more.", step=step),
+        phrase("Train for only {step} steps, or use stronger regularisation.", step=step),
         phrase(
             "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
             best=best.value,

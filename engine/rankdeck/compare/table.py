@@ -24,7 +24,8 @@ LESS, MORE = "less", "more"
 
 
 class RowSpec(NamedTuple):
-    """Row definition. `better`: LESS, MORE or "" (not ranked). `ranking`: kind of metric (differences.py)."""
+    """Definition of a row. `better` is LESS, MORE or "" (not ranked); `ranking` is the kind of metric, a
+    constant of differences.py."""
 
     key: str
     label: str
@@ -80,10 +81,10 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` holds the indices of the best runs; `differences` holds each run's difference from the
-    baseline ("" if there is none to show).
+    """A row of a comparison. `best` has the indices of the best runs, and `differences` has each run's
+    difference from the baseline ("" if there is none to show).
 
-    `not_ranked` says why no value is best. `sources` are the sources of the values, by run.
+    `not_ranked` is the reason why no value is best. `sources` are the sources of the values, by run.
     """
 
     key: str
@@ -221,8 +222,8 @@ def _common_label(first: str, last: str) -> str:
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
     """Return (first step, last step, each run's mean loss) for the last few steps completed by every run.
 
-    None if all runs have completed the same number of steps, or if fewer than two runs have losses in those
-    last few steps.
+    Return None if all runs have completed the same number of steps, or if fewer than two runs have losses in
+    those last few steps.
     """
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]

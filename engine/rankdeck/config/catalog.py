@@ -48,8 +48,8 @@ class DpOptions(Options):
 
 class DdpOptions(Options):
     sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
-    """How gradients are synchronized. native: bucketed all-reduce that overlaps the backward pass. The others
-    run after it."""
+    """How gradients are synchronized. native: bucketed all-reduce that overlaps the backward pass. The other
+    choices run after the backward pass."""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """Compression of gradients on the wire. fp16 and bf16 halve the bytes; powersgd sends a low-rank
     approximation."""
@@ -92,7 +92,8 @@ class CutOptions(Options):
     cuts: list[str | int] | None = Field(None, examples=[["blocks.2", "head"]])
     """First layers of the stages, by name or index. By default the stages are balanced."""
     balance: Literal["parameters", "time", "activations"] = "parameters"
-    """Measure by which stages are balanced: number of weights, forward time, or activation memory."""
+    """Measure by which stages are balanced: number of weights, time of the forward pass, or activation
+    memory."""
 
 
 class PipelineOptions(CutOptions):

@@ -1,7 +1,7 @@
 """Collects all problems in a configuration, each with its path, its line and advice.
 
-`ProblemReport` holds the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
-rules.py for the checks within and between tables.
+`ProblemReport` collects the problems; `validate_choice` and `find_spec` check choices against the catalog.
+Read rules.py for the checks within and between tables.
 """
 
 from __future__ import annotations
@@ -262,7 +262,8 @@ def _expected_choices(item: Any) -> list[str]:
 
 
 def _nearest_allowed(kind: str, item: Any) -> Any:
-    """Return the allowed value closest to the rejected one, or None."""
+    """Return the allowed value closest to the rejected one in `item`, a pydantic error of type `kind`; None
+    if there is no such value."""
     if kind == "literal_error":
         return (
             closest(str(item["input"]), _expected_choices(item)) if isinstance(item["input"], str) else None
@@ -273,7 +274,8 @@ def _nearest_allowed(kind: str, item: Any) -> Any:
 
 
 def _message_and_advice(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
-    """Return (the problem with a value, what to write instead)."""
+    """Return (the problem with a value, what to write instead) for `item`, pydantic's error about
+    `option`."""
     kind, context, value = item["type"], item.get("ctx", {}), _format_value(item["input"])
     if kind == "literal_error":
         wrong = phrase("{option} = {value} is not one of the choices.", option=option, value=value)

@@ -37,7 +37,8 @@ class Incompatibility:
     """A row of INCOMPATIBILITIES.
 
     Empty `strategies` means all strategies. `path` is the dotted path of the option that is reported.
-    `changes` fixes the problem (see Problem); `advice` describes that fix and its alternatives.
+    `changes` are the changes that fix the problem, as in Problem.cure; `advice` describes them and their
+    alternatives.
     """
 
     strategies: tuple[str, ...]
@@ -90,7 +91,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
-        phrase("train.precision = fp16 needs CUDA: CPUs have no fast fp16."),
+        phrase("train.precision = fp16 needs CUDA: fp16 is slow on CPUs."),
         {"train.precision": "bf16"},
         phrase('Set train.precision = "bf16" or "fp32", or use GPUs.'),
     ),
@@ -139,8 +140,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "train.optimizer.use",
         lambda facts: _is_torch_optimizer(facts, "LBFGS"),
         phrase(
-            "LBFGS evaluates the loss several times per step, but Rankdeck runs one forward "
-            "and backward per step."
+            "LBFGS evaluates the loss several times per step, but Rankdeck runs one forward and one "
+            "backward pass per step."
         ),
         {"train.optimizer.use": "adamw"},
         phrase('Set train.optimizer.use = "adamw", "sgd" or "adam".'),
@@ -194,8 +195,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and _has_explicit_sync(facts),
         phrase(
-            "strategy.static_graph applies only to torch's DistributedDataParallel; other sync "
-            "modes start after backward and need no graph."
+            "strategy.static_graph applies only to torch's DistributedDataParallel; other sync modes "
+            "start after the backward pass and do not need a static graph."
         ),
         {"strategy.static_graph": None},
         phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
@@ -208,8 +209,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
             and facts.strategy.options.get("schedule") in SPLIT_BACKWARD_SCHEDULES
         ),
         phrase(
-            "A schedule with a split backward pass traverses the graph twice, but a "
-            "checkpointed block recomputes its forward only once."
+            "A schedule with a split backward pass traverses the graph twice, but a checkpointed block "
+            "recomputes its forward pass only once."
         ),
         {"strategy.schedule": "1f1b"},
         phrase(
@@ -243,8 +244,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.gradient_as_bucket_view",
         lambda facts: facts.is_enabled("gradient_as_bucket_view") and _has_explicit_sync(facts),
         phrase(
-            "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; "
-            "other sync modes build buckets after backward and free them."
+            "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; other "
+            "sync modes build buckets after the backward pass and free them."
         ),
         {"strategy.gradient_as_bucket_view": None},
         phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),

@@ -22,7 +22,7 @@ _FORMS_ADVICE = phrase(
 class DeviceSelection:
     """The devices that the user selected.
 
-    `kind`: auto | cpu | gpu. `count` is set for cpu; `gpus` holds indices or UUIDs as typed, empty for
+    `kind`: auto | cpu | gpu. `count` is set for cpu; `gpus` contains indices or UUIDs as typed, empty for
     gpu:all.
     """
 

@@ -103,7 +103,8 @@ def describe_interpreter(python: Path, environ: Mapping[str, str]) -> Interprete
 def find_interpreters(folder: Path, environ: Mapping[str, str]) -> list[Interpreter]:
     """Return all interpreters without duplicates.
 
-    Interpreters in the folder come first. Rankdeck's own comes last, unless the search finds it earlier.
+    Interpreters in `folder` come first. Rankdeck's own interpreter comes last, unless the search finds it
+    earlier.
     """
     interpreters: dict[object, Interpreter] = {}
     for python in _candidates(folder, environ):

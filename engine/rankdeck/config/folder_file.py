@@ -61,7 +61,7 @@ class ScriptEntry(Table):
     max_restarts: Count | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return the keys that differ from their defaults."""
+        """Return the keys whose values differ from their defaults."""
         return self.model_dump(exclude_defaults=True)
 
 
@@ -69,7 +69,7 @@ class ScriptEntry(Table):
 class FolderFile:
     """The contents of a rankdeck.toml; empty if the folder has none.
 
-    `problems_by_entry` holds the problems of invalid entries, by name; the other entries stay usable.
+    `problems_by_entry` maps the name of each invalid entry to its problems; the other entries stay usable.
     """
 
     path: Path
@@ -128,8 +128,8 @@ class FolderFile:
 def read_folder_file(folder: Path) -> FolderFile:
     """Read the folder's rankdeck.toml.
 
-    Raises: ConfigError if the file cannot be read or is invalid; the error holds every problem outside of
-    individual entries, with its line.
+    Raises: ConfigError if the file cannot be read or is invalid; the error lists every problem that is not in
+    an entry, with its line number.
     """
     path = folder / FOLDER_FILE
     text = _read_text(path)

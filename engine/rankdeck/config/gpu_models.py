@@ -72,7 +72,7 @@ class GpuModel:
 
     @property
     def process_workspace_bytes(self) -> int:
-        """Size in bytes of a training process's cuBLAS workspaces, which torch's allocator holds."""
+        """Size in bytes of a training process's cuBLAS workspaces, which torch's allocator provides."""
         return 2 * self.workspace_bytes
 
 
@@ -130,11 +130,11 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 
 
 def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
-    """Return a GPU's row by its name in this table or in nvidia-smi ("NVIDIA A100-SXM4-80GB"); None if
+    """Return the row of a GPU, by its name in the table or in nvidia-smi ("NVIDIA A100-SXM4-80GB"); None if
     unknown.
 
-    For a model that is sold in several sizes, `total_bytes` selects the size; without it, the number in the
-    name does.
+    For a model that is sold in several sizes, `total_bytes` selects the size. If it is None, the size in the
+    name decides; if the name has no size, the largest one is returned.
     """
     tokens = _name_tokens(name)
     fitting = [model for model in GPU_MODELS if _chip_tokens(model.name) <= tokens]

@@ -126,7 +126,8 @@ def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], so
 
 
 def check_is_python(chosen: ChosenPython) -> None:
-    """Start the chosen interpreter to check that it is Python, unless its name says so.
+    """Start the chosen interpreter to check that it is Python. Skip this if its file name starts with python
+    or pypy.
 
     Raises: ConfigError if it is not Python.
     """

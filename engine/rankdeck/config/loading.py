@@ -91,8 +91,8 @@ def from_text(
     """Build a configuration from text; see `load`.
 
     `resolve` makes a path absolute. The app's editor, which calls this at each keystroke, passes
-    `Path.absolute`, which follows no symlinks and does not access the disk. With `to_plan`, the strategy may
-    be incompatible with the other options, because a plan also covers other strategies.
+    `Path.absolute`, which follows no symlinks and does not access the disk. If `to_plan` is True, the
+    strategy may be incompatible with the other options, because a plan also covers other strategies.
     """
     try:
         tables = parse_toml(text)
@@ -137,8 +137,8 @@ def _override_path(override: str) -> KeyPath:
 
 
 def _clear_lines(lines: dict[KeyPath, int | None], key_path: KeyPath) -> None:
-    """Remove the line numbers of a key that the command line has set, so that its problems do not point into
-    the file."""
+    """Remove the line numbers of a key that the command line has set: a problem with its value must not point
+    into the file."""
     for inside in [path for path in lines if path[: len(key_path)] == key_path]:
         del lines[inside]
     lines[key_path] = None

@@ -58,8 +58,8 @@ def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> in
 def microbatch_problem(
     schedule: str, num_devices: int, global_batch: int, accumulate: int, microbatches: int | None
 ) -> Problem | None:
-    """Return the problem with strategy.microbatches, or None. If `microbatches` is None, the default is
-    used."""
+    """Return the problem with strategy.microbatches, or None. If `microbatches` is None, check the default
+    instead."""
     part_batch = global_batch // accumulate
     batch = f"train.global_batch = {global_batch}"
     if accumulate > 1:

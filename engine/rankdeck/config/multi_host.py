@@ -18,7 +18,7 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Choice, HostsConfig, RunConfig
 
 HOST_NAME_ENV = "RANKDECK_HOST"
-"""Environment variable that holds this host's name in the run."""
+"""Environment variable that contains this host's name in the run."""
 JOIN_ENV = "RANKDECK_JOIN"
 """Environment variable that replaces --join; other users cannot read it, unlike a command line."""
 
@@ -71,7 +71,7 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
     return Problem(
         "hosts",
         phrase(
-            "{gpus} provides GPUs and {virtual} provides virtual devices, but a run cannot use both.",
+            "{gpus} has GPUs and {virtual} has virtual devices, but a run cannot use both.",
             gpus=of_kind["gpu"],
             virtual=of_kind["cpu"],
         ),
@@ -83,8 +83,8 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
 def hosts_problem(
     strategy: Choice, num_hosts: int, counts: Sequence[int] | None, across: Sequence[str]
 ) -> Problem | None:
-    """Return a problem if the strategy cannot span these hosts; without `counts`, only check whether the
-    strategy uses a single process."""
+    """Return a problem if the strategy cannot span these hosts. `counts` are their device counts; if it is
+    None, only check whether the strategy uses a single process."""
     use = strategy.use
     if num_hosts < 2:
         return None

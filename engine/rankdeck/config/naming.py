@@ -27,8 +27,8 @@ _IGNORED_KEYS = {"name", "folder", "launch"}
 
 
 def explicit_name(tables: Mapping[str, Any], stem: str) -> str:
-    """Return the name that the user chose: the one in the file, else the file's stem; empty for a preset's
-    name."""
+    """Return the name that the user chose: the name in the file or, if there is none, the file's stem. Return
+    an empty string for a preset's name."""
     name = tables.get("name", stem[:MAX_NAME_LENGTH])
     name = name.strip() if isinstance(name, str) else ""
     return "" if name in _preset_names() else name

@@ -18,9 +18,10 @@ class StrategyPlanning:
     include the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """Function that maps the number of devices to the option sets that a plan of all strategies covers."""
+    """Function that maps the number of devices to the option sets that are planned for this strategy when all
+    strategies are compared."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
-    """Function that returns memory-saving changes to the given options; empty if there are none."""
+    """Function that maps options to changes that save memory; empty if there are none."""
     label_option: str | None = None
     """The option that a candidate's label shows even if all options have their defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
@@ -43,8 +44,8 @@ class StrategyPlanning:
     """Function of options and device count that returns (number of batch slices, number of stages that
     exchange microbatches); None if the spec's `is_batch_sharded` determines both."""
     stand_in: Callable[[StrategyOptions], str | None] = lambda options: None
-    """Function that returns the strategy whose plan, plus gradient buckets, replaces this strategy's plan if
-    torch's wrapper cannot be traced."""
+    """Function that maps options to the strategy that is planned instead, with gradient buckets added, if
+    torch's wrapper cannot be traced; None if there is no such strategy."""
 
 
 def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
@@ -62,5 +63,6 @@ def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
 
 
 def uses_native_ddp(options: StrategyOptions) -> bool:
-    """Return whether ddp uses torch's wrapper; other sync modes run after backward with their own buffers."""
+    """Return whether ddp uses torch's wrapper; other sync modes run after the backward pass, with their own
+    buffers."""
     return bool(options["sync"] == "native")

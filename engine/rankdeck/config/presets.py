@@ -16,8 +16,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset as listed. `text` is its leading comment; `devices` and `strategy` are as written in its
-    file."""
+    """An entry in the list of presets. `text` is the file's leading comment; `devices` and `strategy` are as
+    written in the file."""
 
     name: str
     title: str

@@ -142,7 +142,7 @@ class ConfigKey:
 def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
     """Return the keys of a table; none for an unknown table, or for arguments of user code.
 
-    `uses` gives the `use` of each table whose `use` is not the default.
+    `uses` maps tables to the values of their `use` keys, where these are not the defaults.
     """
     if table and table[-1] == "args" and table[:-1] in CATALOGS:
         return _card_fields(table[:-1], uses)

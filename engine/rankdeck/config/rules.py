@@ -119,7 +119,7 @@ def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | N
 
 
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
-    """Return the configuration for devices of `kind` (cpu | gpu); `counts` holds each host's device count.
+    """Return the configuration for devices of `kind` (cpu | gpu); `counts` are the hosts' device counts.
 
     If the configuration does not name devices, their kind and counts are known only at launch.
 
@@ -254,7 +254,8 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
 def _stage_problem(
     train: TrainConfig, strategy: Choice, num_devices: int, batch: int, stages: int
 ) -> Problem | None:
-    """Return a problem if the pipeline's schedule or mode rules out `batch` or train.accumulate's value."""
+    """Return a problem if the pipeline's schedule or mode does not allow `batch` or the value of
+    train.accumulate."""
     options = strategy.options
     if stages > 1:
         num_microbatches = options.get("microbatches")

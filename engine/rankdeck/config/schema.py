@@ -59,7 +59,7 @@ class DataConfig(Table):
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """DataLoader workers per rank."""
     pin_memory: bool = True
-    """Page-locked batches, on GPUs."""
+    """On GPUs, copy batches from page-locked memory."""
     order: Literal["shuffled", "given"] = "shuffled"
     """shuffled: a new order in each epoch, drawn from train.seed. given: always the order of the data set."""
     last: Literal["drop", "keep"] = "drop"
@@ -85,7 +85,7 @@ class TrainConfig(Table):
     global_batch: PositiveCount = 32
     """Samples per optimizer step, over all devices together."""
     accumulate: PositiveCount = 1
-    """Micro-batches per optimizer step: their gradients add up before the optimizer steps."""
+    """Micro-batches per optimizer step: their gradients are added before the optimizer steps."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds weights, the order of samples and dropout."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
@@ -133,28 +133,29 @@ class RehearsalConfig(Table):
 
 class LaunchConfig(Table):
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
-    """Seconds without progress after which a hang counts; see on_hang."""
+    """Seconds without progress after which a run counts as hanging; see on_hang."""
     on_hang: Literal["stop", "wait", "restart"] = "stop"
-    """What to do about a hang. stop: end the run and free its devices. wait: only report it. restart: resume
-    from the newest checkpoint, at least once."""
+    """What to do about a hang. stop: end the run and free its devices. wait: only report the hang. restart:
+    resume from the newest checkpoint, at least once."""
     max_restarts: Count = 0
-    """How many times a failed run restarts by itself, from its newest checkpoint."""
+    """How many times a failed run is restarted automatically, from its newest checkpoint."""
 
 
 class HostsConfig(Table):
     use: list[str] = Field([], examples=[["box1", "box2"]])
-    """Hosts to train on: names that ssh knows, or localhost. The first host keeps the run. Empty: this host
-    only."""
+    """Hosts to train on: host names for ssh, or localhost. The run's directory is on the first host. Empty:
+    this host only."""
     devices: dict[str, str] = Field({}, examples=[{"box2": "gpu:0,1"}])
-    """Devices of single hosts, by host name, where they differ from devices.use."""
+    """Devices of individual hosts, by host name, if they differ from devices.use."""
     address: str | None = Field(None, examples=["192.168.7.1"])
     """Address at which the other hosts reach the first one, if it differs from the one in ssh's
     configuration."""
     min: PositiveCount | None = Field(None, examples=[1])
-    """Fewest hosts that a restart may use after other hosts are lost (see launch.max_restarts). By default
-    all of them."""
+    """Minimum number of hosts that a restart may use after other hosts are lost (see launch.max_restarts). By
+    default, all hosts."""
     across: list[Literal["shard", "tensor"]] = Field([], examples=[["tensor"]])
-    """Axes of a mesh that may span hosts. Both send a lot, so they stay within one host by default."""
+    """Axes of a mesh that may span hosts. Both axes cause heavy traffic, so they stay within one host by
+    default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
         """Return each host's device selection by host name; the only name is "" (this host) if no hosts are

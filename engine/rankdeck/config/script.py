@@ -217,7 +217,7 @@ class ScriptCandidate:
 
 
 def find_scripts(folder: Path) -> list[ScriptCandidate]:
-    """Return scripts that look like training scripts, most likely first; at most 200."""
+    """Return at most 200 scripts that look like training scripts, the most likely first."""
     scripts = [
         script for path in _python_files(folder) if (script := _inspect_file(path, folder)) is not None
     ]

@@ -1,4 +1,4 @@
-"""Trains a BPE vocabulary on a sample of the given text files and writes the tokens of these files.
+"""Trains a BPE vocabulary on a sample of some text files, and writes the tokens of these files.
 
 corpus.py runs this file as a separate process.
 

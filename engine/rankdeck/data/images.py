@@ -1,11 +1,11 @@
-"""Reads images from one folder per class and decodes each on access.
+"""Reads images from one folder per class and decodes each image when it is accessed.
 
     path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
     path/train/cat/1.jpg, path/val/cat/2.jpg    val (or valid, validation, test) is held out
 
 Training takes a random crop of each image and mirrors half of the crops. The randomness depends on (seed,
-epoch, sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out
-images are cropped at the centre.
+epoch, sample) only, so a resumed run, or a run with a different number of workers, uses the same images.
+Held-out images are cropped at the centre.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Images:
         """Return the training samples and the held-out samples (None if there are none).
 
         Raises:
-            DataError: the path cannot be read or holds no images.
+            DataError: the path cannot be read or contains no images.
         """
         classes = self._class_names()
         training, heldout = self._split(classes)

@@ -34,7 +34,7 @@ class Loader:
     """An iterable of batches in the sampler's order; every `iter` starts over. Worker processes live until
     `close`.
 
-    `report` is called at most once, with the problem found in the data's randomness.
+    `report` is called at most once, with a problem found in the data's randomness.
     """
 
     def __init__(self, batches: Iterable[Any], num_batches: int, report: ReportProblem | None = None) -> None:
@@ -74,8 +74,8 @@ def build_loader(
     """Build a loader over `batches` with `workers` processes (0: read in this process).
 
     Batches are pinned only if there is a CUDA device. Building or iterating a loader preserves the global
-    random states. With `report`, some samples are read twice, to find randomness that their seed does not
-    control.
+    random states. If `report` is not None, some samples are read twice, to find randomness that their seed
+    does not control.
     """
     reader = _Reader(dataset, checks_repeats=report is not None)
     pin_memory = pin_memory and torch.cuda.is_available()
@@ -96,7 +96,8 @@ def build_loader(
 
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
-    """Return the first samples as one batch, read in this process; global random states are preserved."""
+    """Return the first `num_samples` samples as one batch, read in this process; global random states are
+    preserved."""
     return read_samples(dataset, range(num_samples))
 
 
@@ -111,7 +112,8 @@ def read_sample_keys(dataset: SampleSet, draws: Sequence[SampleKey]) -> Any:
 
 
 class _LocalBatches:
-    """Batches read in this process on demand. Tensor data is indexed by tensors, without lists of keys."""
+    """Batches read in this process on demand. A TensorSamples data set is indexed with index tensors instead
+    of lists of sample keys."""
 
     def __init__(self, reader: _Reader, batches: TrainBatchSampler | HeldoutBatchSampler) -> None:
         self._reader = reader
@@ -127,8 +129,8 @@ class _LocalBatches:
 class _Reader:
     """A data set that is indexed by lists of sample keys and returns batches.
 
-    With `checks_repeats`, it reads some samples of its first batch twice. It does so in the reading process,
-    so files that the data set opens on its first read belong to that process.
+    If `checks_repeats` is True, it reads some samples of its first batch twice. It does so in the reading
+    process, so files that the data set opens on its first read belong to that process.
     """
 
     def __init__(self, dataset: SampleSet, *, checks_repeats: bool = False) -> None:
@@ -239,14 +241,14 @@ def _worker_error(error: Exception) -> TrainingError:
 
 
 class _ReportedBatch(NamedTuple):
-    """A batch with the problem found in its data."""
+    """A batch, and the problem that was found in its data."""
 
     batch: Any
     problem: Problem
 
 
 class _WorkerFailure:
-    """An error to be sent from a worker process."""
+    """An error in a form that a worker process can send to its rank."""
 
     def __init__(self, error: RankdeckError) -> None:
         self.error_class: type[RankdeckError] = type(error)

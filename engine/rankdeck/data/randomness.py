@@ -84,7 +84,7 @@ def preserve_random_states() -> Iterator[None]:
 
 
 def seed_generators(draw: SampleKey) -> None:
-    """Seed the global CPU generators for this sample; GPU generators are left alone."""
+    """Seed the global CPU generators for the sample with the key `draw`; leave GPU generators alone."""
     digest = hashlib.blake2b(f"{draw.seed}:{draw.epoch}:{draw.sample}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest) >> 1
     torch.default_generator.manual_seed(number)

@@ -84,8 +84,8 @@ def local_range(num: int, microstep_index: int, accumulate: int, shard_index: in
 class TrainBatchSampler:
     """Batch sampler for training: yields this rank's samples for each microstep, in order from `start_step`.
 
-    With `keep_last` the last step of an epoch may be shorter; a rank that has no share of that step gets one
-    sample as padding. With `keep_order` every epoch keeps the data set's order.
+    If `keep_last` is True, the last step of an epoch may be shorter; a rank that has no share of that step
+    gets one sample as padding. If `keep_order` is True, every epoch has the data set's order.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class TrainBatchSampler:
 
 
 class HeldoutBatchSampler:
-    """Batch sampler for evaluation: yields each held-out sample once across all ranks, and the same number of
-    batches on every rank.
+    """Batch sampler for evaluation: all ranks together yield each held-out sample once, and every rank yields
+    the same number of batches.
 
     `valid_counts()` returns how many of the samples in each batch are counted. A padding batch (count 0)
     contains the last held-out sample, so that a rank without a share still takes part in the forward pass.

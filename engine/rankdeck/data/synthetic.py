@@ -44,7 +44,7 @@ class InputSpec:
 
 
 def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
-    """Return the input that a catalogue model expects, given `model_args`, which need not be complete.
+    """Return the input that a catalogue model expects; arguments that `model_args` lacks have their defaults.
 
     Raises:
         DataError: the model is not in the catalogue, so its inputs are unknown.

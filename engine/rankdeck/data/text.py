@@ -1,9 +1,9 @@
 """Cuts text into windows of tokens: the input is `context` tokens, the target the same window shifted by one.
 
-Training windows lie side by side in the first 95 % of the token stream, held-out windows in the last 5 %;
-both are the same for every seed. At most MAX_HELDOUT_WINDOWS evenly spaced held-out windows are used, so that
-an evaluation on a CPU takes seconds and not minutes. All ranks share the tokens as a memory map. corpus.py
-builds the tokens; for @stdlib, they cover the first 8 MB of the standard library's files.
+The windows are adjacent: training windows cover the first 95 % of the token stream, and held-out windows the
+last 5 %. Both are the same for every seed. At most MAX_HELDOUT_WINDOWS evenly spaced held-out windows are
+used, so that an evaluation on a CPU takes seconds and not minutes. All ranks share the tokens as a memory
+map. corpus.py builds the tokens; for @stdlib, they cover the first 8 MB of the standard library's files.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Text:
 
 
 class TokenWindows:
-    """Adjacent windows over the tokens [start, stop) of a file; if there are more than `max_windows` windows,
-    only `max_windows` evenly spaced windows are used."""
+    """Adjacent windows over the tokens [start, stop) of a file; if there are more than `max_windows` of them,
+    at most `max_windows` evenly spaced windows are used."""
 
     is_random = False
 

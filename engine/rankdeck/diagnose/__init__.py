@@ -1,7 +1,7 @@
 """Find the one cause of a failure or anomaly, and a fix for it. Nothing here imports torch.
 
 exceptions.py     translates an exception in a rank into a problem, by the rules of failure_rules.py
-rank_evidence.py  holds what is known about one rank when the run failed
+rank_evidence.py  lists the facts about one rank of a failed run
 stacks.py         parses the output of faulthandler and torch's flight recorder, which show where ranks are
 hang.py           finds, from heartbeats, stacks and collectives, the rank that all others wait for
 script_hang.py    warns about a user's own script that hangs, and says which rank the others wait for

@@ -239,10 +239,10 @@ def _early_exit_message(beat: Beat | None) -> Phrase:
 def _lost_output_message(disk: str, code: int, beat: Beat | None) -> Phrase:
     if beat is None:
         return phrase(
-            "{disk}: the process exited with status {code}, and its output is lost.", disk=disk, code=code
+            "{disk}: the process exited with status {code}, and its output was lost.", disk=disk, code=code
         )
     return phrase(
-        "{disk}: the process exited with status {code} {place}, and its output is lost.",
+        "{disk}: the process exited with status {code} {place}, and its output was lost.",
         disk=disk,
         code=code,
         place=beat_location(beat),

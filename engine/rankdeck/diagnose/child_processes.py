@@ -1,7 +1,8 @@
-"""Describe the processes for which a rank waits: its loader workers, and other children.
+"""Describe the processes for which a rank is waiting: its loader workers, and other children.
 
-A rank's own stack then ends in torch's DataLoader or in multiprocessing, and says nothing about the cause.
-Classic cause: a forked child waits for ever for a lock or a thread pool, because a fork copies no threads.
+The stack of such a rank ends in torch's DataLoader or in multiprocessing, and does not show the cause. The
+classic cause is a forked child that waits for ever for a lock or a thread pool, because a fork copies no
+threads.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ _LOCKED_CHILD_TEXTS = (
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A process below a rank. `number` counts the rank's processes of the same role, in the order of their
-    start. `rank` is None if the process belongs to no rank.
+    """A process of a run that is not itself a rank. `rank` is the rank that started it, directly or
+    indirectly, or None. `number` counts that rank's processes of the same role, in the order of their start.
 
-    `is_locked`: it sleeps in a lock of the operating system (a futex). `packages`: those of
-    `LOCKING_PACKAGES` that it has loaded.
+    `is_locked`: the process is waiting for a lock of the operating system (a futex). `packages`: the packages
+    in `LOCKING_PACKAGES` that it has loaded.
     """
 
     pid: int
@@ -79,7 +80,8 @@ class ChildProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the process waits for its next work: indices of a batch, or a task of a process pool."""
+        """Whether the process is waiting for work: for the indices of a batch, or for a task of a process
+        pool."""
         for number, frame in enumerate(self.frames):
             if any(_is_frame(frame, loop) for loop in _WORK_LOOPS):
                 return number > 0
@@ -89,7 +91,8 @@ class ChildProcess:
 
     @property
     def waits_since_fork(self) -> bool:
-        """Whether the process looks like a forked one that waits for a lock that no thread will release."""
+        """Whether the process seems to be a forked one that is waiting for a lock that no thread will
+        release."""
         # Within the standard library, a lock is normally one that another living thread or process holds.
         is_own_lock = bool(self.frames) and code_owner(self.frames[0].file) != "Python"
         is_forked = any(_is_frame(frame, _CHILD_FRAME) for frame in self.frames) and not any(
@@ -106,12 +109,12 @@ class ChildProcess:
 
 
 LOCKING_PACKAGES = {"tokenizers": "TOKENIZERS_PARALLELISM=false"}
-"""Tokenizer package whose thread pool does not survive a fork -> the environment variable that turns it off.
-"""
+"""Tokenizer packages whose thread pools do not survive a fork, with the environment variables that turn these
+pools off."""
 
 
 def role_of(report: str) -> str:
-    """Return the role of the process that wrote faulthandler's `report`."""
+    """Return the role of the process whose stacks faulthandler has written to `report`."""
     if f'{_WORKER_FRAME[0]}", line ' in report:
         return LOADER_WORKER
     if f'{_CHILD_FRAME[0]}", line ' in report:
@@ -125,7 +128,8 @@ def _is_frame(frame: Frame, file_and_function: tuple[str, str]) -> bool:
 
 
 def awaited_children(frames: Sequence[Frame], children: Iterable[ChildProcess]) -> list[ChildProcess]:
-    """Return the busy children for which a rank with the stack `frames` waits, all in the same place."""
+    """Return the busy children for which a rank with the stack `frames` is waiting; all of them are at the
+    same place in the code."""
     inner = []
     for frame in frames:
         if is_user_file(frame.file):
@@ -156,8 +160,8 @@ def with_children(
     stacks: Mapping[int, Sequence[Frame]],
     children: Mapping[int, Sequence[ChildProcess]],
 ) -> Problem:
-    """Return a warning about a hang, with the children for which the blamed rank waits; without a blamed
-    rank, those of the first rank that waits for any."""
+    """Return the warning about a hang, and add the children for which the blamed rank is waiting. If no rank
+    is blamed, add those for which the first such rank is waiting."""
     for rank in sorted(stacks) if warning.rank is None else [warning.rank]:
         awaited = awaited_children(stacks.get(rank, ()), children.get(rank, ()))
         if not awaited:

@@ -30,7 +30,7 @@ _MAX_TEXT_LENGTH = 500
 _TAIL_BYTES = 16384
 FILE_TOO_LARGE = "file-too-large"
 RESOURCE_CODES = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
-"""Codes of errors about resources that the machine lacks or a limit denies."""
+"""Codes of errors about a resource that the machine has run out of or that a limit denies."""
 _RESOURCE_EXIT_CODES = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
@@ -104,8 +104,8 @@ def last_resource_error(log: Path) -> str:
 
 
 def quote_logs(logs: Iterable[Path], lines: Sequence[str]) -> tuple[Evidence, ...]:
-    """Return the last of `lines` as evidence from the first of the logs that contains it; from the first log
-    if none does."""
+    """Return the last of `lines` as evidence: from the first log that contains it or, if none does, from the
+    first log."""
     quotes: list[tuple[Evidence, ...]] = []
     # A problem may quote another rank than the one that it blames: the rank that waited for it.
     for log in logs:
@@ -142,7 +142,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase | None:
-    """Return what the error means and how to fix it; None if no rule matched or the rule says neither."""
+    """Return what the error means and how to fix it; None if no rule matched or the rule has neither."""
     # A process limit (ulimit) causes the same error as a full machine, but has another fix.
     limits = {"out-of-memory": memory_limit_advice, FILE_TOO_LARGE: file_limit_advice}
     if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
@@ -281,7 +281,7 @@ class RuleMatch:
         return self.rule.code
 
     def advice(self, *, for_script: bool = False) -> Phrase | None:
-        """Return what the error means and how to fix it; None if the rule says neither."""
+        """Return what the error means and how to fix it; None if the rule has neither."""
         rule, groups = self.rule, self.groups
         meaning = (
             phrase(rule.meaning, **groups)

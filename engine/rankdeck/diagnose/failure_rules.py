@@ -58,8 +58,8 @@ _LOCAL_RANK_ADVICE = tr_noop(
     "torch.cuda.set_device with it first."
 )
 _NCCL_ADVICE = tr_noop(
-    "Run again with NCCL_DEBUG=INFO: the last NCCL WARN line names the call. Check that each rank has its "
-    "own GPU, that /dev/shm has space, and NCCL_SOCKET_IFNAME."
+    "Run again with NCCL_DEBUG=INFO: the last NCCL WARN line names the call. Check NCCL_SOCKET_IFNAME, "
+    "that each rank has its own GPU, and that /dev/shm has space."
 )
 _LOST_RANK_TEXT = tr_noop("Another rank ended, or did not reach this collective in time.")
 _OTHER_RANKS_ADVICE = tr_noop(
@@ -249,12 +249,12 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"\[(?P<rank>\d+)\]: params\[(?P<index>\d+)\] in this process with sizes (?P<shape>\[[\d, ]*\]) "
         r"appears not to match",
         meaning=tr_noop(
-            "The ranks built different models: parameter {index} has shape {shape} on rank {rank}, another "
-            "on rank 0."
+            "The ranks built different models: parameter {index} has shape {shape} on rank {rank}, but a "
+            "different shape on rank 0."
         ),
         advice=tr_noop(
-            "Build the model with the same sizes on every rank: compute vocabulary and class counts from the "
-            "whole data set, not from the rank's part."
+            "Build the model with the same sizes on every rank: compute vocabulary and class counts from "
+            "the whole data set, not from the rank's share of it."
         ),
     ),
     FailureRule(
@@ -269,7 +269,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "lazy-model",
         r"Modules with uninitialized parameters can't be used with",
-        meaning=tr_noop("A lazy layer, such as LazyLinear, has no weight before its first forward."),
+        meaning=tr_noop("A lazy layer, such as LazyLinear, has no weight before its first forward pass."),
         advice=tr_noop("Run the model once on a sample batch before wrapping it."),
     ),
     # Python's own AttributeError, raised by nn.Module.__getattr__.
@@ -305,8 +305,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"SyncBatchNorm (?:expected input tensor to be on GPU|layers only work with GPU)",
         meaning=tr_noop("SyncBatchNorm works only on GPUs."),
         advice=tr_noop(
-            "Call convert_sync_batchnorm only for a model on GPUs; on the CPU keep BatchNorm with a larger "
-            "batch."
+            "Call convert_sync_batchnorm only for a model on GPUs; on the CPU, keep BatchNorm and use a "
+            "larger batch."
         ),
     ),
     FailureRule(
@@ -315,7 +315,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("An FSDP unit has both frozen and trainable parameters, for example with LoRA."),
         advice=tr_noop(
             "Pass use_orig_params=True to FullyShardedDataParallel, or wrap frozen and trainable layers "
-            "apart."
+            "separately."
         ),
     ),
     FailureRule(
@@ -333,15 +333,15 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor",
         meaning=tr_noop("Some weights are still on the meta device, which stores no data."),
         advice=tr_noop(
-            "Call model.to_empty(device=device), then initialise the weights or load a checkpoint, before "
-            "the first forward."
+            "Call model.to_empty(device=device), then initialise the weights or load a checkpoint, "
+            "before the first forward pass."
         ),
     ),
     FailureRule(
         "fsdp-moved",
         r"An FSDP-managed module (?:unexpectedly has"
         r"|with parameter CPU offloading enabled has) parameters on",
-        meaning=tr_noop("FSDP's weights are not on the device that it computes on."),
+        meaning=tr_noop("FSDP's weights are not on the device on which it computes."),
         advice=tr_noop(
             "Pass device_id=torch.cuda.current_device() to FullyShardedDataParallel, and do not move the "
             "model afterwards."
@@ -606,7 +606,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "gpu-busy",
         r"(?:all )?CUDA-capable device(?:\(s\)|s)? (?:is/are|are) busy or unavailable",
-        meaning=tr_noop("Another process has the GPU for itself, or the GPU refuses new processes."),
+        meaning=tr_noop("Another process is using the GPU exclusively, or the GPU accepts no new processes."),
         advice=tr_noop(
             "End the other process (nvidia-smi lists it), or set the compute mode to default: nvidia-smi "
             "-c 0."
@@ -872,13 +872,16 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "modified-in-place",
         r"modified by an inplace operation",
-        meaning=tr_noop("A tensor that backward needs was modified after forward used it."),
+        meaning=tr_noop(
+            "A tensor that the backward pass needs was modified after the forward pass had used it."
+        ),
         advice=tr_noop(
             "Write x = x + y instead of x += y; torch.autograd.set_detect_anomaly(True) shows where."
         ),
         script_advice=tr_noop(
             "Write x = x + y instead of x += y; torch.autograd.set_detect_anomaly(True) shows where. If "
-            "DistributedDataParallel runs forward twice before backward, pass broadcast_buffers=False to it."
+            "DistributedDataParallel runs two forward passes before the backward pass, pass "
+            "broadcast_buffers=False to it."
         ),
     ),
     FailureRule(
@@ -900,16 +903,18 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"differentiated Tensors? (?:at index \d+ )?(?:appears to not have been used|does not require grad)",
         meaning=tr_noop("torch.autograd.grad got an input on which the output does not depend."),
         advice=tr_noop(
-            "Call requires_grad_() on the input before forward and use that tensor, or pass "
+            "Call requires_grad_() on the input before the forward pass and use that tensor, or pass "
             "allow_unused=True."
         ),
     ),
     FailureRule(
         "nan-in-backward",
         r"Function '(?P<function>\w+)' returned nan values in its (?P<output>\d+)th output",
-        meaning=tr_noop("Backward through {function} computed NaN, as for sqrt, log or a division at 0."),
+        meaning=tr_noop(
+            "The backward pass through {function} computed NaN, as happens for sqrt, log or a division at 0."
+        ),
         advice=tr_noop(
-            "Add a small eps or clamp there: the warning above the error shows the line of the forward."
+            "Add a small eps or clamp there: the warning above the error shows the line of the forward pass."
         ),
     ),
     # torch.distributions checks its parameters when a distribution is created.
@@ -946,7 +951,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("copy.deepcopy reached a tensor that was computed from parameters."),
         advice=tr_noop(
             "Call .detach() on tensors that the model stores between steps, and copy the model before "
-            "forward."
+            "the forward pass."
         ),
     ),
     FailureRule(
@@ -967,8 +972,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "rnn-in-eval",
         r"(?:cudnn|cuDNN) RNN backward can only be called in training mode",
-        meaning=tr_noop("Backward runs through an RNN that is in eval mode."),
-        advice=tr_noop("Call model.train() before the forward; freeze the RNN with requires_grad_(False)."),
+        meaning=tr_noop("The backward pass runs through an RNN that is in eval mode."),
+        advice=tr_noop(
+            "Call model.train() before the forward pass; to freeze the RNN, use requires_grad_(False)."
+        ),
     ),
     FailureRule(
         "ambiguous-truth",
@@ -1051,16 +1058,16 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         types=("TypeError",),
         meaning=tr_noop("This optimizer evaluates the loss several times per step."),
         advice=tr_noop(
-            "Pass step() a function that calls zero_grad, computes the loss, calls backward and returns "
-            "the loss."
+            "Pass a function to step() that calls zero_grad, computes the loss, calls backward and "
+            "returns the loss."
         ),
     ),
     FailureRule(
         "graph-freed",
         r"backward through the graph a second time",
         meaning=tr_noop(
-            "backward ran twice for one forward, or a tensor kept between steps still has an "
-            "earlier step's graph."
+            "The backward pass ran twice for one forward pass, or a tensor stored between steps still "
+            "has an earlier step's graph."
         ),
         advice=tr_noop(
             "Detach tensors that are kept between steps (state.detach()), and call backward once."
@@ -1204,7 +1211,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "not-picklable",
         r"Can't (?:pickle|get) (?:local object )?'?(?:<function )?(?P<owner>[\w.<>]*?)\.?<locals>\."
         r"(?P<name>\w+|<lambda>)",
-        meaning=tr_noop("{name} is defined inside {owner}, so it cannot be sent to a started process."),
+        meaning=tr_noop("{name} is defined inside {owner}, so it cannot be sent to a new process."),
         advice=tr_noop(
             "Move {name} to the top of the file (functools.partial can pass it values), or use the fork "
             "start method."
@@ -1234,10 +1241,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "start-method",
         r"context has already been set",
         types=("RuntimeError",),
-        meaning=tr_noop("The start method of processes was already chosen."),
+        meaning=tr_noop("The start method for processes has already been set."),
         advice=tr_noop(
-            'Call set_start_method once, first below `if __name__ == "__main__":`, or pass '
-            "multiprocessing_context to the DataLoader."
+            'Call set_start_method once, as the first statement below `if __name__ == "__main__":`, or '
+            "pass multiprocessing_context to the DataLoader."
         ),
     ),
     FailureRule(
@@ -1252,7 +1259,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         types=("ProcessExitedException",),
         meaning=tr_noop("Process {number} of mp.spawn ended with {end} and raised no exception."),
         advice=tr_noop(
-            "Look for os._exit and for memory that ran out (dmesg) in the function that mp.spawn runs."
+            "Look for os._exit in the function that mp.spawn runs, and check with dmesg whether memory "
+            "ran out."
         ),
     ),
     FailureRule(
@@ -1320,7 +1328,9 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "checkpoint-mismatch",
         r"loaded state dict (?:has a different|contains a parameter)",
-        meaning=tr_noop("The file's optimizer state is for other parameter groups than this optimizer's."),
+        meaning=tr_noop(
+            "The file's optimizer state belongs to parameter groups that differ from this optimizer's."
+        ),
         advice=tr_noop(
             "Create the optimizer from the same parameters in the same groups as when the file was saved."
         ),
@@ -1328,7 +1338,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "checkpoint-mismatch",
         r"Error\(s\) in loading state_dict for \w+",
-        meaning=tr_noop("The file holds another model's weights."),
+        meaning=tr_noop("The file contains the weights of a different model."),
         advice=tr_noop("Build the model with the same options as when the file was saved."),
     ),
     # Before "unreadable-weights", which matches the first line of the same text.

@@ -44,8 +44,8 @@ MAX_PLANNED_FIXES = 3
 
 @dataclass(frozen=True)
 class Fix:
-    """A fix: `text` says what to change, `reason` names the metric behind it, `command` applies the
-    `changes`.
+    """A fix: `text` describes what to change, `reason` names the metric that suggests it, and `command`
+    applies the `changes`.
 
     For a planned fix, `plan_line` is the prediction with the changes. `saves_bytes` is the predicted memory
     that the changes save on the fullest device.
@@ -102,7 +102,7 @@ def config_or_none(run: RunDir) -> RunConfig | None:
 
 
 def changes_label(changes: Changes) -> str:
-    """Summarise changes, such as 'DDP', 'FSDP, reshard = false' or 'train.accumulate = 2'."""
+    """Return a label for changes, such as 'DDP', 'FSDP, reshard = false' or 'train.accumulate = 2'."""
     strategy = STRATEGIES.get(changes.get(STRATEGY_KEY, ""))
     rest = {key: value for key, value in changes.items() if key != STRATEGY_KEY and value is not None}
     if strategy is None:
@@ -228,7 +228,7 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
 
     The order is by verdict (fits, tight, does not fit), then exact predictions before bounds, then an
     unchanged computation before a changed one, then the least memory first. Of several lines with the same
-    strategy only the best is kept. With `run`, the fixes include commands.
+    strategy, only the best is returned. If `run` is not None, the fixes include commands.
     """
     planned = [line for line in lines if line.devices and line.verdict != CANNOT]
     configured = next((line for line in planned if line.configured and not line.changes), None)

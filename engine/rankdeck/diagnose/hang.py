@@ -64,7 +64,7 @@ class HangState:
 
     @property
     def has_waiting_rank(self) -> bool:
-        """Whether a rank is known to wait for another."""
+        """Whether a rank is known to be waiting for another rank."""
         return any(map(is_waiting, self.stacks.values())) or find_missing_ranks(self.calls) is not None
 
     @property
@@ -74,7 +74,8 @@ class HangState:
 
     @property
     def lossy_network(self) -> LossyNetwork | None:
-        """The network that all ranks wait for, if none of them is to blame."""
+        """The lossy network to blame for the hang; None unless all ranks are waiting and the network may be
+        the cause."""
         # Blame the network only if every rank's stack is known and waits.
         if self.beats.keys() - self.stacks.keys() or not all(map(is_waiting, self.stacks.values())):
             return None
@@ -140,13 +141,13 @@ def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem
         )
     elif call is None:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks are waiting.",
             stands=_rank_status(rank, hang_state),
             **arguments,
         )
     else:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait in {call}.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks are waiting in {call}.",
             stands=_rank_status(rank, hang_state),
             call=call.text(),
             **arguments,
@@ -221,7 +222,7 @@ def _blamed_rank(hang_state: HangState) -> int | None:
 
 
 def awaited_call(hang_state: HangState, rank: int) -> CollectiveCall | None:
-    """Return the collective that the other ranks are in."""
+    """Return the collective in which the ranks other than `rank` are waiting; None if it is unknown."""
     absent = find_missing_ranks(hang_state.calls)
     if absent is not None:
         return absent[1]

@@ -1,7 +1,8 @@
 """Describe a mismatch that ended the ranks: they called different collectives, or with different shapes.
 
-Each side is named with its line. The line of a rank that lost its connections is in its traceback, that of a
-rank that gloo aborted in the stack that faulthandler wrote. Read stacks.py first and cause.py next.
+The problem names a line of code for each side. For a rank that lost its connections, this line is in the
+rank's traceback; for a rank that gloo aborted, it is in the stack that faulthandler wrote. Read stacks.py
+first and cause.py next.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _format_side(rank: RankEvidence, call: CollectiveCall | None) -> Phrase:
 def _format_call_site(frames: Sequence[Frame]) -> Phrase:
     """Return the innermost line of user code, and the function that this line called."""
     depth = next((depth for depth, frame in enumerate(frames) if is_user_file(frame.file)), 0)
-    # Frames of the observer and of torch's wrappers lie between the line and what it called.
+    # Frames of the observer and of torch's wrappers are between the line and what it called.
     callees = (frame for frame in reversed(frames[:depth]) if not frame.file.endswith(_WRAPPER_FILES))
     callee = next((frame for frame in callees if code_owner(frame.file) != "Rankdeck"), None)
     if callee is None:

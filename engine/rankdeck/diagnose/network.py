@@ -47,7 +47,7 @@ class LossyNetwork:
 def find_lossy_network(
     calls: Mapping[int, Sequence[CollectiveCall]], hosts: Mapping[int, str]
 ) -> LossyNetwork | None:
-    """Return the lossy network that ranks wait for, given that all of them wait.
+    """Return the lossy network for which the ranks are waiting. Call this only if all ranks are waiting.
 
     None if no collective indicates a lossy network, or if all ranks of the collective are on one host.
     `hosts`: host name by rank.

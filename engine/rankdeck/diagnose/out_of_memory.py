@@ -1,10 +1,10 @@
 """Explain why a run ran out of memory: what was on the device, and which allocation failed.
 
-At its end, a rank reports the size of the failed allocation, the module that made it, and what the model's
-modules hold (events.OutOfMemory). Memory by kind at that moment is always known on a GPU, where torch's
-allocator counts it, and in a rehearsal if the ledger tracked the step. Otherwise the last sampled step is
-shown, with its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes come
-from the planner (fixes.py).
+Before it ends, a rank reports the size of the failed allocation, the module that made it, and how much memory
+each of the model's modules uses (events.OutOfMemory). Memory by kind at that moment is always known on a GPU,
+where torch's allocator counts it, and in a rehearsal if the ledger tracked the step. Otherwise the last
+sampled step is shown, with its age. The terminal, the report page and the app show the same
+`OutOfMemoryReport`. Fixes come from the planner (fixes.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _USAGE_TEXTS = (
     ("allocated_bytes", tr_noop("torch's tensors took {size}"), tr_noop("Torch's tensors took {size}")),
     (
         "unused_bytes",
-        tr_noop("torch's allocator kept {size} unused"),
-        tr_noop("Torch's allocator kept {size} unused"),
+        tr_noop("torch's allocator had reserved {size} without using it"),
+        tr_noop("Torch's allocator had reserved {size} without using it"),
     ),
     ("others_bytes", tr_noop("other processes held {size}"), tr_noop("Other processes held {size}")),
 )
@@ -87,7 +87,8 @@ class OutOfMemoryReport:
     no_fixes_text: str = NO_PLAN_TEXT
 
     def with_fixes(self, lines: Iterable[PlanLine], run: RunDir | None = None) -> OutOfMemoryReport:
-        """Return the report with the fixes that the planner found; with `run`, the fixes include commands."""
+        """Return the report with the fixes that the planner found. If `run` is not None, the fixes include
+        commands."""
         # The iterable may be a generator, but is used twice.
         lines = list(lines)
         return replace(
@@ -180,7 +181,7 @@ class OutOfMemoryReport:
 
     @property
     def memory_time(self) -> str:
-        """Text that names the moment of `memory_by_kind`, or says that memory by kind is not known."""
+        """Text that names the time of `memory_by_kind`, or states that memory by kind is unknown."""
         if not self.memory_by_kind:
             return phrase("No step was sampled before the failure: memory by kind is not known.")
         if self.memory_step is None:

@@ -38,7 +38,7 @@ _LEFT_TEXTS = {
         "({file}, line {line})."
     ),
 }
-"""Texts by (whether the rank's last step is known, whether the line of another rank is known)."""
+"""Texts, keyed by (whether the rank's last step is known, whether the line of another rank is known)."""
 _EXITED_TEXTS = {
     (False, False): tr_noop(
         "Rank {rank} exited with status 0, but the other ranks have made no progress for {seconds:.0f} s."
@@ -56,7 +56,7 @@ _EXITED_TEXTS = {
         "for {seconds:.0f} s: {ranks}."
     ),
 }
-"""Texts by (whether the exited rank's location is known, whether the other ranks' locations are known)."""
+"""Texts, keyed by (whether the exited rank's location is known, whether the other ranks' locations are)."""
 
 
 def script_hang_warning(
@@ -95,7 +95,7 @@ def script_hang_warning(
 
 def rank_left_problem(rank: int, beat: Beat | None, waiting: RankFailed | None) -> Problem:
     """Return the problem that `rank` exited with status 0 while the others waited for it. `waiting`: the
-    failure of a rank that waited, which names its line."""
+    failure of a rank that waited; it names the line in which that rank waited."""
     place = {} if beat is None else {"place": beat_location(beat)}
     line: dict[str, object] = {}
     if waiting is not None and waiting.problem.path is not None and waiting.problem.line is not None:
@@ -105,7 +105,7 @@ def rank_left_problem(rank: int, beat: Beat | None, waiting: RankFailed | None) 
         "A collective waits for every rank: make sure that all ranks run the same steps. A decision to stop "
         "must be the same on all ranks: all_reduce it first."
     )
-    # What the left rank printed last explains nothing, but the other rank's error does.
+    # The last lines of the rank that left explain nothing, but those of the other rank do.
     last_lines = () if waiting is None else waiting.problem.last_lines
     return Problem("rank-left", message, advice=advice, rank=rank, last_lines=last_lines)
 
@@ -126,12 +126,13 @@ def _works_alone(hang_state: HangState, rank: int, seconds: float, run: str) -> 
     arguments = {"rank": rank, "seconds": seconds, "place": place}
     if call is None:
         message = phrase(
-            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait.",
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the other ranks are waiting.",
             **arguments,
         )
     else:
         message = phrase(
-            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the others wait in {call}.",
+            "Rank {rank} has been working alone for {seconds:.0f} s in {place}; the other ranks are "
+            "waiting in {call}.",
             call=call.text(),
             **arguments,
         )

@@ -18,7 +18,8 @@ from rankdeck.diagnose.user_code import is_user_file
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
 _FATAL = "Fatal Python error: "
-"""What faulthandler writes before the stacks of a process that a signal such as SIGABRT ends."""
+"""Text that faulthandler writes before the stacks of a process that was killed by a signal such as
+SIGABRT."""
 _WAITING_FILES = (
     "torch/distributed/",
     "rankdeck/parallel/collectives/ring.py",
@@ -27,10 +28,11 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Function in which a thread waits -> folders of torch that contain this function. A torch built from source
-has the same folders."""
+"""Functions in which a thread waits, with the folders of torch that contain each function. A torch built from
+source has the same folders."""
 _IMPORT_SYSTEM = "<frozen importlib"
-"""Five such frames per import hide the modules that import each other."""
+"""Start of the file name in frames of the import system. There are five such frames per import; they would
+hide which modules import each other."""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -61,8 +63,8 @@ def parse_stack(text: str) -> list[Frame]:
         return []
     main = threads[current]
     if main and main[0].function == _BACKWARD:
-        # autograd runs a GPU's backward in a thread of its own, and with it the user's hooks and custom
-        # backwards.
+        # autograd runs a GPU's backward pass in a separate thread, with the user's hooks and custom backward
+        # functions.
         return next((frames for frames in threads if _is_user_code_on_torch_thread(frames)), main)
     if is_waiting(main) or any(is_user_file(frame.file) for frame in main):
         return main
@@ -73,8 +75,8 @@ def parse_crash(text: str) -> list[Frame]:
     """Return the stack that faulthandler wrote when a signal ended the process, innermost frame first; an
     empty list if it wrote none.
 
-    The thread that crashed may be one without Python code, such as gloo's, so a thread that waits in a
-    collective comes first, then one in user code.
+    The thread that crashed may have no Python code, like those of gloo. The stack is therefore that of a
+    thread that waits in a collective or, if there is none, of a thread in user code.
     """
     _, crash, report = text.rpartition(_FATAL)
     if not crash:
@@ -277,8 +279,8 @@ def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set
 def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
-    """Return calls by (group, number), then by rank. Omit each number whose call some rank's recorder has
-    overwritten."""
+    """Return calls by (group, number), then by rank. Leave out numbers that the flight recorder of any rank
+    has already overwritten."""
     oldest: dict[str, int] = {}
     for rank_calls in calls.values():
         for group in {call.group for call in rank_calls}:

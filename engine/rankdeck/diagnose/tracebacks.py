@@ -36,7 +36,7 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Prefix that torch prints before every line once a process group exists."""
 _PRINTED_RANK = re.compile(r"^\[rank(\d+)\]: ")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:$")
-"""What torch.multiprocessing.spawn prints before the traceback of a process that it started."""
+"""Line that torch.multiprocessing.spawn prints before the traceback of a process that it started."""
 _PROGRESS_BAR = re.compile(
     r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE
 )
@@ -46,9 +46,10 @@ _GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MUL
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
-"""What Python prints before the traceback of an exception that ends neither a thread nor the process."""
+"""Texts that Python prints before the traceback of an exception that ends neither a thread nor the
+process."""
 _THREAD_PREFIX = "Exception in thread "
-"""What Python prints before the traceback of an exception that ends only a thread, not the process."""
+"""Text that Python prints before the traceback of an exception that ends only a thread, not the process."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError")
 """Exceptions that a launcher started by the script (torchrun, accelerate) raises when one of its processes

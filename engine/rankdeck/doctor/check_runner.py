@@ -35,10 +35,10 @@ longer than the checks themselves."""
 
 @dataclass(frozen=True)
 class Check:
-    """A check: `run` yields the rows in `names` within `limit_s`.
+    """A check: `run` yields the rows called `names`, within `limit_s` seconds.
 
-    `after` is the name of another check's first row; that check must end before this one starts. With
-    `needs_success`, this check is skipped if the other check did not finish.
+    `after` is the name of another check's first row; that check must end before this one starts. If
+    `needs_success` is True, this check is skipped if the other check did not finish.
     """
 
     names: tuple[str, ...]
@@ -147,7 +147,8 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _run_check(check: Check, reading: Connection, writing: Connection, parent: int) -> None:
-    """Run the check in its own process; report an exception in each row that is still missing."""
+    """Run the check in its own process. If it raises an exception, report that in each row that is still
+    missing."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     reading.close()
@@ -165,7 +166,7 @@ def _run_check(check: Check, reading: Connection, writing: Connection, parent: i
 
 
 def _wait_for_checks(running: Sequence[_RunningCheck]) -> list[_RunningCheck]:
-    """Wait until a check has a row, has ended, or has reached its limit; return all such checks."""
+    """Wait until a check has sent a row, has ended, or has reached its time limit; return all such checks."""
     if not running:
         return []
     patience_s = max(0.0, min(running_check.remaining_s for running_check in running))

@@ -88,7 +88,7 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
 
 
 def check_state_folder(folder: Path) -> Iterator[CheckLine]:
-    """Check that the folder of GPU leases and of the index of runs can hold locked files."""
+    """Check that files can be created and locked in the folder of GPU leases and of the index of runs."""
     disk_folder = existing_folder(folder)
     evidence = [str(folder), _describe_disk(disk_folder)]
     try:

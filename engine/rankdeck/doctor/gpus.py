@@ -1,7 +1,7 @@
 """Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-Telemetry's own sampler takes the readings in a separate process, which a faulty driver may crash or block.
+Telemetry's own sampler takes the readings, in a separate process: a faulty driver may crash or block it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
         if gpu.unaccounted_bytes is not None and lease_holder(gpu.uuid) is None:
             evidence.append(
                 phrase(
-                    "GPU {index}: {size} held, but not by any process that the driver lists (NVML)",
+                    "GPU {index}: {size} is in use, but not by any process that the driver lists (NVML)",
                     index=gpu.index,
                     size=format_bytes(gpu.unaccounted_bytes),
                 )

@@ -114,7 +114,7 @@ def check_memory() -> Iterator[CheckLine]:
     if left < _LOW_MEMORY:
         verdict = Verdict.WARNING if left >= _TOO_LOW_MEMORY else Verdict.FAILED
         finding = phrase(
-            "{size} of memory is left; torch alone takes several hundred MiB in every rank.",
+            "Only {size} of memory is left; torch alone takes several hundred MiB in every rank.",
             size=format_bytes(left),
         )
         fix = phrase("Stop processes that you do not need, or give the container more memory.")
@@ -124,7 +124,7 @@ def check_memory() -> Iterator[CheckLine]:
             "The address space is limited to {size}, but CUDA reserves more address space than it uses.",
             size=_format_size_limit(addresses),
         )
-        fix = phrase("Lift the limit in the shell that starts runs.")
+        fix = phrase("Remove the limit in the shell that starts runs.")
         yield make_row("memory", Verdict.WARNING, finding, *evidence, fix=fix, command="ulimit -v unlimited")
     # RDMA needs its buffers locked in memory.
     elif _has_infiniband() and locked != resource.RLIM_INFINITY:
@@ -132,7 +132,7 @@ def check_memory() -> Iterator[CheckLine]:
             "The machine has InfiniBand, but only {size} of memory can be locked.",
             size=_format_size_limit(locked),
         )
-        fix = phrase("Lift the limit in the shell that starts runs.")
+        fix = phrase("Remove the limit in the shell that starts runs.")
         yield make_row("memory", Verdict.WARNING, finding, *evidence, fix=fix, command="ulimit -l unlimited")
     else:
         yield make_row("memory", Verdict.OK, phrase("{size} is left.", size=format_bytes(left)), *evidence)

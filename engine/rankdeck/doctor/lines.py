@@ -1,4 +1,4 @@
-"""The doctor's output: one JSON line per row, as soon as it is known.
+"""Defines the doctor's output: one JSON line per row, written as soon as the row is known.
 
 The first line names all rows to come, and the last one sums them up. Each line in between is a row with a
 verdict, a finding in one sentence, the evidence (values and their sources) and, if a fix is known, its text

@@ -256,7 +256,7 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
 
 def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | None) -> list[list[str]]:
     """Return how the other hosts' packages differ from the first host's: [other versions, missing packages].
-    If `names` is given, compare only these packages."""
+    If `names` is not None, compare only these packages."""
     differ, lack = list[str](), list[str]()
     first_host, here = probes[0].host.name, probes[0].installed_packages()
     for probe in probes[1:]:

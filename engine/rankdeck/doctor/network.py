@@ -41,7 +41,9 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
     firewall = phrase("Bring loopback up (ip link set lo up), and allow its traffic in the firewall.")
     try:
         port = _ping_loopback()
-        evidence.append(phrase("5 bytes went to port {port} of {host} and back", port=port, host=_LOOPBACK))
+        evidence.append(
+            phrase("5 bytes were sent to port {port} of {host} and came back", port=port, host=_LOOPBACK)
+        )
     except OSError as error:
         finding = phrase(
             "Processes on this machine cannot connect to each other: {why}.", why=error.strerror or error
@@ -58,7 +60,7 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
         evidence.append(
             phrase("localhost resolves to {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE))
         )
-        finding = phrase("Ports can be opened and reached within this machine.")
+        finding = phrase("Processes on this machine can open ports and connect to them.")
         yield make_row("loopback", Verdict.OK, finding, *evidence)
         return
     if there:
@@ -161,7 +163,7 @@ def check_hostname(
         )
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
-    # A warning and no failure: torch falls back to loopback, and the check with two real ranks decides.
+    # A warning, not a failure: torch falls back to loopback, and the check with two real ranks decides.
     yield make_row("hostname", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
@@ -211,8 +213,8 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
 
 
 def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
-    """Check whether an interface that is up matches `value`: comma-separated names, with a leading ^ to
-    exclude them or = to match them exactly."""
+    """Check whether any interface in `up` matches `value`, a list of names separated by commas. A leading ^
+    excludes these names; a leading = matches only whole names."""
     names = [name.strip() for name in value.lstrip("^=").split(",") if name.strip()]
     if value.lstrip("^").startswith("="):
         matches = str.__eq__

@@ -58,7 +58,8 @@ def interface_of(address: str) -> str | None:
 def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | None) -> None:
     """Run this host's part of the probe until the process is killed.
 
-    Host 0 is the coordinator; on the other hosts, `store` is the address of the coordinator's store.
+    `number` is this host's number; host 0 is the coordinator. On the other hosts, `store` is the address of
+    the coordinator's store.
 
     Raises:
         OSError: this host does not have the address.
@@ -91,7 +92,7 @@ def _serve_reach(server: socket.socket) -> None:
 
 
 def _handle_connection(end: socket.socket) -> None:
-    """Echo the first five bytes, then confirm once `LARGE_BYTES` have arrived."""
+    """Echo the first five bytes, then confirm once `LARGE_BYTES` more bytes have arrived."""
     with end, suppress(OSError):
         end.settimeout(REACH_TIMEOUT_S)
         end.sendall(end.recv(5))
@@ -131,7 +132,7 @@ def _run_collectives(
         return
     torch.set_num_threads(1)
     _report("torch")
-    # A node waits for its turn, the coordinator must reach the next node even if this one hangs.
+    # A node waits for its turn; the coordinator must reach the next node even if this one hangs.
     patience = timedelta(seconds=PROBE_LIFETIME_S if number else _PAIR_TIMEOUT_S)
     # The store's port is reported before torch is imported, so the nodes can start in the meantime. torch
     # owns and closes the descriptor, hence `detach`.

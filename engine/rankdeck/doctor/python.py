@@ -27,7 +27,7 @@ _INSTALL_URL = "https://pytorch.org/get-started/locally"
 
 
 def check_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER_FILE) -> Iterator[CheckLine]:
-    """Check an interpreter, yielding one row with the given name."""
+    """Check an interpreter and yield one row, called `name`."""
     python = chosen.python
     location = join_sentences(
         [phrase("{python} ({source})", python=python, source=chosen.source), *chosen.notes]

@@ -91,7 +91,7 @@ def run_rendezvous(python: Path, backend: str, environment: Mapping[str, str]) -
         OSError: the interpreter cannot be started.
     """
     began_s = time.monotonic()
-    # Files and no pipes for stderr: a rank that writes much (NCCL_DEBUG=INFO) would block on a full pipe.
+    # Files, not pipes, for stderr: a rank that writes much (NCCL_DEBUG=INFO) would block on a full pipe.
     with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
         ranks: list[subprocess.Popen[bytes]] = []
         meeting = RendezvousResult()

@@ -28,7 +28,7 @@ _MAX_ANSWER_BYTES = 1 << 16
 
 
 class NotRunningError(RankdeckError):
-    """Error: the run has ended and takes no requests."""
+    """Raised when the run has ended and accepts no more requests."""
 
     code = "not-running"
     exit_code = 2
@@ -37,7 +37,7 @@ class NotRunningError(RankdeckError):
 def request_stop(run: RunDir, now: bool = False) -> None:
     """Ask the run to stop, and return once the guard has confirmed the request.
 
-    The ranks get 3 s to end, a script's ranks 30 s; with `now` they are killed at once.
+    The ranks get 3 s to end, a script's ranks 30 s; if `now` is True, they are killed at once.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -193,7 +193,7 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
 
 
 def _signal_guard(run: RunDir, *, now: bool) -> None:
-    """Stop the run with a signal to its guard: SIGTERM, or SIGQUIT for `now`.
+    """Stop the run with a signal to its guard: SIGTERM or, if `now` is True, SIGQUIT.
 
     This is for file systems without sockets and for suspended guards. The process id is in the guard's lock
     file; the environment of that process proves that it belongs to this run.

@@ -121,13 +121,14 @@ class CoordinatorGuard(HostGuard):
         ]
 
     def _broadcast_layout(self, failed: str = "") -> None:
-        """Send every node the layout (which ranks run on each host) and the previous failure's signature."""
+        """Send every node the layout (which ranks run on each host) and `failed`, the previous failure's
+        signature."""
         store = [self.hosts_spec["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
 
     def _refuse_host(self, host: GuardMessage, because: Sentence) -> None:
-        """Fail the start on all hosts because of `host`."""
+        """Fail the start on all hosts because of `host`, for the reason `because`."""
         self.fail(because)
         self._end_all(host["name"])
 
@@ -162,7 +163,8 @@ class CoordinatorGuard(HostGuard):
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its ranks, with the reason if known. The local ranks have already ended."""
+        """Tell every node to end its ranks, and why, if the reason is known. The local ranks have already
+        ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages
@@ -266,7 +268,7 @@ class CoordinatorGuard(HostGuard):
             self._status, self.end_reason = 1, self._failure_message(failed)
             if any(
                 message.get("code") == "run-folder" for message in failed
-            ):  # it could not tell that itself
+            ):  # that host could not report it itself
                 self._exit_record.report_problem("run-folder", self.end_reason, _REMOVED_ADVICE)
 
 
@@ -309,7 +311,7 @@ _CLOCK_TOLERANCE_S = 0.001
 
 
 class HostClocks:
-    """Clock offsets of a run's nodes. `send(name, word)` sends a message to a node."""
+    """Clock offsets of a run's nodes. `send(name, word)` sends the message `word` to the node `name`."""
 
     def __init__(self, run: str, send: Callable[[str, GuardMessage], None]) -> None:
         self._file, self._send = Path(run, "clocks.jsonl"), send

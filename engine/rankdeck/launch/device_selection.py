@@ -191,7 +191,7 @@ def free_gpus() -> list[GpuStatus]:
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """Return the GPUs with these indices or UUIDs; without `names`, all usable GPUs.
+    """Return the GPUs with these indices or UUIDs; if `names` is empty, all usable GPUs.
 
     Raises:
         DeviceError: there is no such GPU, or no run can use it.
@@ -318,7 +318,8 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
     """Return only the devices that the run will use, with a warning if this leaves out devices that were
     named.
 
-    The strategy `single` uses one device. A one-process pipeline with given cuts uses one device per stage.
+    The strategy `single` uses one device. A one-process pipeline with configured cuts uses one device per
+    stage.
     """
     cuts = config.strategy.options.get("cuts")
     if config.strategy_spec.one_device:
@@ -343,7 +344,7 @@ def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> l
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, in its order; all GPUs if it is not set.
 
     Raises:
-        DeviceError: the variable's indices follow an order that only CUDA knows.
+        DeviceError: the variable has indices in CUDA's own order, which is unknown here.
     """
     text = environment.get(VISIBLE_DEVICES_ENV)
     if text is None:

@@ -43,7 +43,7 @@ def phrase(template: str, /, **arguments: str | int) -> Sentence:
 
 
 def killed_message(number: int) -> Sentence:
-    """Return the message that says signal `number` has killed the supervisor."""
+    """Return the message that signal `number` killed the supervisor."""
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Ranks of a configuration: forked early, once torch is imported, and released late.
+"""Start the ranks of a configuration: fork them early, once torch is imported, and release them late.
 
 The supervisor forks all ranks while it has one thread and has touched no GPU, right after importing torch: a
 rank then starts in 0.1 s instead of 2 s. Each rank waits on a pipe for its environment and log paths, which

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 KILL_AFTER_S = 4.0
 """How long the supervisor has from TERM to KILL: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
-"""Seconds between two checks whether the run's directory was moved, replaced or removed."""
+"""Seconds between two checks of whether the run's directory was moved, replaced or removed."""
 EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
 """Environment variable of a guard; it contains the run's directory. The guard's descendants have RANKDECK_RUN
@@ -216,11 +216,12 @@ class Guard:
                 _log.info("attempt %d: supervisor exited with %d", self._attempt, self._status)
 
     def on_removed(self) -> None:
-        """End the run, since its directory was removed."""
+        """End the run, because its directory was removed."""
         self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
-        """Ask the supervisor to end the run; kill it if `now`. Without `now`, a second call has no effect."""
+        """Ask the supervisor to end the run; if `now` is True, kill it. Otherwise, a second call has no
+        effect."""
         if self._status is None and not self._is_stop_requested:
             _log.info("stop requested, SIGTERM to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGTERM)
@@ -230,7 +231,8 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; kill it at once if `now`, or on a second request if it runs a script."""
+        """Stop the run; kill it at once if `now` is True, or on the second request if the run is a
+        script's."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -321,7 +323,7 @@ class Guard:
         return True
 
     def killed_message(self, number: int) -> Sentence:
-        """Return the message that says signal `number` killed this run's supervisor."""
+        """Return the message that signal `number` killed this run's supervisor."""
         return killed_message(number)
 
     def end(self) -> None:

@@ -53,7 +53,8 @@ _RUN_VARIABLES = {  # set by a run that this command may be part of
 
 
 class NotResumableError(RankdeckError):
-    """Error: the run cannot be resumed, e.g. it is alive, has no checkpoint or has nothing left to do."""
+    """Raised when the run cannot be resumed, e.g. because it is alive, has no checkpoint or has nothing left
+    to do."""
 
     code = "not-resumable"
     exit_code = 2

@@ -30,7 +30,7 @@ from rankdeck.launch.peers import LEFT, CoordinatorClient, GuardMessage
 
 
 def daemonize() -> None:
-    """Leave the caller's session and terminal for good."""
+    """Leave the caller's session and terminal permanently."""
     if os.fork():
         os._exit(0)
     # The second fork makes the guard a process that leads no session and so cannot acquire a terminal.
@@ -172,7 +172,8 @@ class NodeGuard(HostGuard):
         super().stop(now=now)
 
     def start_next_attempt(self) -> bool:
-        """Report this part's end, then wait for the coordinator; return whether the next attempt started."""
+        """Report the end of this host's part of the run, then wait for the coordinator; return whether the
+        next attempt started."""
         self._flush_events()
         self._client.send(self.end_message())
         # Twice, because the coordinator itself waits for the other nodes for LEAVE_TIMEOUT_S before it

@@ -30,9 +30,10 @@ from rankdeck.launch.peers import (
 )
 
 VICTIM_TIMEOUT_S = 5.0
-"""Time that a part of the run gets to report its own failure before it is ended because of another host."""
+"""Time that a host's part of the run gets to report its own failure before it is ended because of another
+host."""
 LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
-"""How long the coordinator waits for the nodes to end their parts or to disconnect."""
+"""How long the coordinator waits for the nodes to end their parts of the run or to disconnect."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")
 _LOST_HOST_ADVICE = phrase("Check that the host is on and reachable, then resume from the newest checkpoint.")
 
@@ -64,15 +65,15 @@ class HostGuard(Guard, abc.ABC):
 
     @abc.abstractmethod
     def start_next_attempt(self) -> bool:
-        """Wait until all parts have ended, start the next attempt if possible, and return whether it has
-        started."""
+        """Wait until all hosts' parts of the run have ended, start the next attempt if possible, and return
+        whether it has started."""
 
     @property
     def has_started(self) -> bool:
         return bool(self._supervisor)
 
     def start_supervisor(self, *more: str) -> None:
-        """Start the supervisor of this host's part; `layout` must be known."""
+        """Start the supervisor of this host's part of the run; `layout` must be known."""
         super().start_supervisor("--hosts", json.dumps(self.layout), *more)
 
     def restart(self) -> bool:
@@ -87,10 +88,11 @@ class HostGuard(Guard, abc.ABC):
         return self._max_restarts > 0 and self.start_next_attempt()
 
     def end_message(self) -> GuardMessage:
-        """Return the message that reports the end of this part.
+        """Return the message that reports the end of this host's part of the run.
 
         `again`, the failure's signature, is present if another attempt may help. `victim` is present if
-        another host made this part fail, `host` if this part has found that another host is to blame.
+        another host made this part fail; `host` is present if this host has found that another host is to
+        blame, and names that host.
         """
         if self.is_removed:
             return {"word": "ended", "status": 1, "reason": str(REMOVED_TEXT), "code": "run-folder"}
@@ -122,7 +124,7 @@ class HostGuard(Guard, abc.ABC):
         return self.start_attempt(self.num_restarts, "--failed", failed)
 
     def end_local_ranks(self) -> None:
-        """End the local part, after giving it `VICTIM_TIMEOUT_S` to report its own failure."""
+        """End this host's part of the run, after giving it `VICTIM_TIMEOUT_S` to report its own failure."""
         if not self.has_started:
             self._status = 1 if self._status is None else self._status
         elif self._kill_at is None:
@@ -157,7 +159,7 @@ class HostGuard(Guard, abc.ABC):
             self._kill_supervisor()
 
     def end(self) -> None:
-        """Write the exit record of this part."""
+        """Write the exit record of this host's part of the run."""
         status = 1 if self._status is None else self._status
         if self.lost_host_reason is not None and not self._is_stop_requested:
             if status < 0:

@@ -56,7 +56,7 @@ def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> li
 
 
 def _last_step(tail: Sequence[events.AnyEvent]) -> int | None:
-    """Return the latest step that has ended, given events ordered newest first."""
+    """Return the latest step that has ended; the events in `tail` are ordered newest first."""
     steps = (event for event in tail if isinstance(event, events.Steps) and event.ended)
     return next((event.first + len(event.ended) - 1 for event in steps), None)
 

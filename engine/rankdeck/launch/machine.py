@@ -18,9 +18,9 @@ _CONNECT_TIMEOUT_S = 2.0
 
 
 def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
-    """Check /proc, the current folder and the process limits; with `needs_loopback`, also loopback.
+    """Check /proc, the current folder, the process limits and, if `needs_loopback` is True, loopback.
 
-    `needs_loopback` is true if the ranks connect to each other over loopback.
+    `needs_loopback` must be True if the ranks connect to each other over loopback.
 
     Raises:
         MachineError: a check fails.
@@ -91,7 +91,10 @@ def _check_loopback() -> None:
             why=why,
         )
         if _has_only_ipv6():
-            message = phrase("Loopback has only IPv6 (::1), but ranks connect over {host}.", host=LOOPBACK)
+            message = phrase(
+                "The loopback interface has only an IPv6 address (::1), but ranks connect over {host}.",
+                host=LOOPBACK,
+            )
         raise MachineError(
             message,
             code="no-loopback",

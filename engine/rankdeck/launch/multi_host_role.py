@@ -137,7 +137,7 @@ class MultiHostRole:
         return None
 
     def for_this_host(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the devices that it assigns to this host.
+        """Return a copy of `config` that uses the devices that `config` assigns to this host.
 
         Raises:
             ConfigError: hosts.use does not name this host, or lists a different number of hosts.

@@ -4,7 +4,7 @@ The coordinator's guard listens on one address and a free port while the run las
 connects, sends the run's secret and information about its host, and gets the layout once the last node has
 joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
 seconds is considered lost even if its connection is still open, as it is after a cable is unplugged. torch's
-own store is not used, as it would block its clients. Messages are JSON lines, heartbeats empty lines.
+own store is not used, as it would block its clients. Messages are JSON lines; heartbeats are empty lines.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GuardMessage = dict[str, Any]
 
 
 class Peer:
-    """A connection to another guard. `on_word` is called with each message, `on_gone` once with the reason
-    for the loss of the connection."""
+    """A connection to another guard. `on_word` is called with this peer and each message, `on_gone` once with
+    this peer and the reason for the loss of the connection."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Peer:
 
     def leave(self) -> None:
         """Tell the peer that this host is done, and close the connection."""
-        # Read until the other side closes: with unread data here the kernel discards data in flight to it.
+        # Read until the peer closes: if data is still unread here, the kernel discards data in flight to it.
         if self._is_closed:
             return
         self._is_closed = True
@@ -173,15 +173,15 @@ class Peer:
 
 
 class _SuspensionTracker:
-    """Detector of suspensions of this process, so that it does not consider its peers lost after one."""
+    """Detector of suspensions of this process: after a suspension, its peers only seem to be silent."""
 
     def __init__(self) -> None:
         self._checked_s = time.monotonic()
         self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
     def was_suspended(self, now_s: float) -> bool:
-        """Check whether so much time has passed since the last check that the peers' silence proves
-        nothing."""
+        """Check whether this process was probably suspended since the last check, so that the silence of its
+        peers proves nothing."""
         away_s, self._checked_s = now_s - self._checked_s, now_s
         if away_s > HEARTBEAT_TIMEOUT_S:
             self._resumed_s = now_s
@@ -194,9 +194,9 @@ class _SuspensionTracker:
 
 
 class CoordinatorServer:
-    """The coordinator's end of all connections. `server` is the listening socket; `name` is the coordinator's
-    host name. `hosts` are the nodes that have joined, in order of arrival. `on_word(name, word)` is called
-    with their messages, `on_gone(name, how)` when the connection to a node is lost."""
+    """The coordinator's end of all connections. `server` is its listening socket, `name` its host name, and
+    `num_others` the number of nodes. `hosts` are the nodes that have joined, in order of arrival.
+    `on_word(name, word)` is called for each node's messages, `on_gone(name, how)` when a node is lost."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class CoordinatorServer:
 
 def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
     """Connect to the first of the coordinator's addresses that answers. Raises: OSError if none does."""
-    # As socket.create_connection, but both ends use small segments, which must be set before connecting.
+    # Like socket.create_connection, but both ends use small segments, which must be set before connecting.
     failure = OSError(0, "the host name has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
         *coordinator_address, type=socket.SOCK_STREAM
@@ -330,8 +330,8 @@ def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
 
 
 class CoordinatorClient:
-    """A node's end of the connection. `on_word(word)` is called with each message, `on_gone(how)` when the
-    connection is lost. Raises: OSError if the coordinator cannot be reached."""
+    """A node's connection to the coordinator. `on_word(word)` is called with each message, `on_gone(how)`
+    when the connection is lost. Raises: OSError if the coordinator cannot be reached."""
 
     def __init__(
         self,

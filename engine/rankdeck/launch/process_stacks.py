@@ -1,8 +1,8 @@
 """Find the observed processes of a script's run, and tell ranks from loader workers and other children.
 
-A process that is not a rank yet, and one that never becomes a rank, has a file in memory for its stacks. Its
-first line names the process's signal (observer/early_stacks.py). Nothing about these processes is on disk.
-Read stacks.py next.
+A process that is not (or not yet) a rank writes its stacks to a file in memory. The first line of this file
+names the signal that requests the stacks (observer/early_stacks.py). Nothing about these processes is on
+disk. Read stacks.py next.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FIRST_LINE = re.compile(rb"rankdeck stacks (\d+) (\d+) ([^\n]+)\n")
 _MIN_FD = 512
 _MAX_LINE_BYTES = 8192
 MAX_PROCESSES = 512
-"""Maximum number of processes that are asked; a script may start any number."""
+"""Maximum number of processes to ask for their stacks; a script may start any number of processes."""
 
 
 @dataclass(frozen=True)
 class EarlyProcess:
-    """An observed process that is no rank (yet): `file` receives its stacks after the signal `number`."""
+    """An observed process that is not a rank (yet). On signal `number`, it writes its stacks to `file`."""
 
     pid: int
     number: int
@@ -39,15 +39,19 @@ class EarlyProcess:
 
 @dataclass(frozen=True)
 class RunProcesses:
-    """The living processes of a run that are not ranks with events yet. `ranks`: those that were started as a
-    rank. `children`: (rank, process), in the order of their start; the rank is None if it is unknown."""
+    """The living processes of a run that have not reported themselves as ranks (yet).
+
+    `ranks` are the processes that were started as a rank, by rank. `children` are all others in the order of
+    their start, as (rank, process): the rank started the process, and is None if it is unknown.
+    """
 
     ranks: Mapping[int, EarlyProcess] = field(default_factory=dict)
     children: list[tuple[int | None, EarlyProcess]] = field(default_factory=list)
 
 
 def find_processes(run: RunDir, rank_by_pid: Mapping[int, int]) -> RunProcesses:
-    """Return the run's processes. `rank_by_pid`: the living ranks that have started, by process id."""
+    """Return the run's processes. `rank_by_pid` contains the living ranks that have reported their start, by
+    process id."""
     parents = _descendants(_guard_pid(run))
     early: dict[int, EarlyProcess] = {}
     for pid in parents:
@@ -84,7 +88,7 @@ def _early_ranks(
 
 
 def _rank_variables(pid: int) -> tuple[str | None, str | None, str | None]:
-    """Return the variables by which a launcher names a rank to the process."""
+    """Return the process's RANK, WORLD_SIZE and MASTER_PORT variables, which launchers set for each rank."""
     environment = read_environment(pid)
     rank = environment.get("RANK", "")
     return (
@@ -162,7 +166,7 @@ def has_signal(process: EarlyProcess) -> bool:
 
 
 def sleeps_in_lock(pid: int) -> bool:
-    """Check whether the process's main thread waits for a lock of the operating system."""
+    """Check whether the process's main thread is waiting for a lock of the operating system."""
     return text_or_empty(Path(f"/proc/{pid}/wchan")).startswith("futex")
 
 

@@ -89,7 +89,7 @@ def signal_if_handled(pid: int, number: int) -> bool:
 
 
 def signal_sessions(sessions: set[int], number: int) -> None:
-    """Send a signal to every process of these sessions, whatever its process group."""
+    """Send signal `number` to every process in `sessions`, whatever its process group."""
     for pid in psutil.pids():
         try:
             if os.getsid(pid) in sessions:
@@ -99,9 +99,9 @@ def signal_sessions(sessions: set[int], number: int) -> None:
 
 
 def list_orphans() -> list[str]:
-    """Return the orphaned processes that ranks started, as 'python (4711)'.
+    """Return the orphaned processes that ranks started, in the form 'python (4711)'.
 
-    Only the supervisor may call this: its parent, the guard, is the reaper of orphans.
+    Only the supervisor may call this: its parent, the guard, becomes the parent of orphans.
     """
     try:
         below = psutil.Process(os.getppid()).children(recursive=True)

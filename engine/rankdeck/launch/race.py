@@ -1,4 +1,4 @@
-"""A race: each strategy in turn takes the same first training steps, in a real run of its own.
+"""Run a race: each strategy in turn takes the same first training steps, in a real run of its own.
 
     devices are chosen and leased once  ->  each entry runs under a guard, watched by the caller, and is
     summarized  ->  the first entry runs once more  ->  verdicts
@@ -127,8 +127,8 @@ class RaceRunner:
         self._release_locks()
 
     def entries(self) -> Iterator[RaceEntry]:
-        """Yield the entries until the race is stopped; after the last one, yield the first completed entry
-        once more."""
+        """Yield the entries until the race is stopped; after the last entry, yield a repetition of the first
+        completed entry."""
         yield from self._entries_until_stopped(list(self.race.entries))
         first = next((entry for entry in self.race.entries if entry.state == races.COMPLETED), None)
         if first is not None and not self.is_stopped:
@@ -178,7 +178,7 @@ class RaceRunner:
         self._judge()
 
     def stop(self, now: bool = False) -> None:
-        """End the running entry, at once if `now`, and start no other."""
+        """End the running entry (at once if `now` is True), and start no further entries."""
         self.is_stopped = True
         if self._current_run is not None:
             stop_if_alive(self._current_run, now=now)
@@ -202,7 +202,9 @@ class RaceRunner:
                         "The race ended because its folder was removed: {folder}.", folder=self.folder.path
                     ),
                     code="removed",
-                    advice=phrase("Start the race again, and keep the runs folder until it ends."),
+                    advice=phrase(
+                        "Start the race again, and do not move or remove its folder until the race has ended."
+                    ),
                 ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
@@ -261,8 +263,8 @@ def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> Race
 
 
 def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
-    """Return `base` with the strategy of a plan's line. If `steps` is given, also adapt the configuration to
-    a race's entry with that number of steps.
+    """Return `base` with the strategy of a plan's line. If `steps` is not None, also adapt the configuration
+    to a race's entry with that number of steps.
 
     Raises:
         ConfigError: the configuration and the strategy are not compatible.

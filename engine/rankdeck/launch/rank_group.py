@@ -29,7 +29,7 @@ DEFAULT_WORKER = "rankdeck.training.worker"
 
 
 class StopSignal(BaseException):
-    """Raised on SIGTERM, which the guard sends to forward a stop request."""
+    """Exception raised on SIGTERM, which the guard sends to forward a stop request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +88,13 @@ class RankGroup(abc.ABC):
     """The ranks started so far."""
     store: RankStore | ScriptStore | None = None
     grace_s: float
-    """Time from TERM to KILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     released_phase: str
     max_restarts: int
     restarts_itself = True
     """Whether the supervisor starts the next attempt itself.
 
-    Otherwise the guard does, if the supervisor's report says that a restart may help.
+    Otherwise the guard does, if the supervisor reports that a restart may help.
     """
     blamed_host = ""
     """Name of the remote host that caused the failure; empty if there is none."""
@@ -106,7 +106,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """Return what is known about the attempt at its start, as fields of `events.RunStarted`."""
+        """Return the facts about the attempt at its start, as fields of `events.RunStarted`."""
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -145,7 +145,7 @@ class RankGroup(abc.ABC):
         """Clean up after all ranks have finished."""
 
     def close(self) -> None:
-        """Release resources, once no rank is left."""
+        """Release the group's resources; called once no rank is left."""
         if self.store is not None:
             self.store.close()
 
@@ -155,7 +155,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def adapt_cause(self, cause: Cause) -> Cause:
-        """Return the cause to report, given the cause that the evidence suggests."""
+        """Return the cause to report; `cause` is the one that the evidence suggests."""
 
     def may_restart(self, cause: Cause) -> bool:
         """Check whether a restart could help, which it cannot after bad input."""
@@ -163,7 +163,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def restart_text(self) -> Phrase:
-        """Return text, without a full stop, that says where the next attempt starts."""
+        """Return a sentence, without its full stop, about where the next attempt starts."""
 
     def script_status(self) -> int | None:
         """Return the exit status of a user's script; None for a configuration."""

@@ -14,7 +14,7 @@ from rankdeck.launch.processes import is_suspended, signal_sessions
 from rankdeck.launch.streams import StreamRelay, wait_for_relays
 
 GRACE_S = 3.0
-"""Time from TERM to KILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 _POLL_INTERVAL_S = 0.01
 
 
@@ -22,9 +22,9 @@ class RankProcess:
     """One rank, the leader of its session. `exit_code` is None while the rank is alive, and negative if a
     signal ended it.
 
-    `terminated_at` is the time (Unix seconds) at which the supervisor started to terminate the rank; from
-    then on, the exit code means nothing. It is None if the rank ended by itself. The rank's output is in its
-    logs, or is still being relayed there by `relays`.
+    `terminated_at` is the time (Unix seconds) at which the supervisor started to terminate the rank; an exit
+    code after that time means nothing. `terminated_at` is None if the supervisor did not terminate the rank.
+    The rank's output is in its logs, or is still being relayed there by `relays`.
     """
 
     def __init__(self, rank: int) -> None:

@@ -81,7 +81,7 @@ def _enable_stack_dumps() -> None:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
             return
-        # faulthandler also calls this handler (chain=True), so that Python's wakeup descriptor tells the
+        # faulthandler also calls this handler (chain=True), so that Python's wakeup descriptor wakes the
         # thread that reports collectives (training/process_group.py).
         signal.signal(signal.SIGUSR1, lambda *_: None)
         faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True, chain=True)

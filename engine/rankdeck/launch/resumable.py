@@ -38,7 +38,7 @@ def check_not_alive(run: RunDir) -> None:
 def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = False) -> None:
     """Check that the run can be resumed with `config`.
 
-    With `is_multi_host`, checkpoints are not checked here: the hosts compare theirs later.
+    If `is_multi_host` is True, checkpoints are not checked here: the hosts compare their checkpoints later.
 
     Raises:
         NotResumableError: the run cannot be resumed.
@@ -72,7 +72,9 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
                 steps=steps,
             ),
             code="nothing-left",
-            advice=phrase("Give it more steps: --set train.steps={steps}", steps=2 * checkpoint.step),
+            advice=phrase(
+                "Increase the number of steps: --set train.steps={steps}", steps=2 * checkpoint.step
+            ),
         )
 
 

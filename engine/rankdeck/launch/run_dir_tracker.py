@@ -19,8 +19,8 @@ _LINK_TIMEOUT_S = 2.0
 
 
 class RunDirTracker:
-    """Tracker of the directory `run`, with descriptors of the directory (`folder`) and of its lock
-    (`lock`)."""
+    """Tracker of the run directory with the path `run`; `folder` and `lock` are descriptors of the directory
+    and of the lock file in it."""
 
     def __init__(self, run: str, folder: int, lock: int) -> None:
         self._run, self._folder, self._lock = Path(run), folder, lock

@@ -3,7 +3,8 @@
     listen on the store's socket  ->  start the ranks  ->  relay their output, forward signals, watch them
 
 Each rank leads a session of its own and dies with the supervisor, and its output is relayed (streams.py). The
-ranks are started while the supervisor has one thread. Read streams.py, store.py and script_watch.py next.
+ranks are started while the supervisor has only one thread. Read streams.py, store.py and script_watch.py
+next.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rankdeck.launch.streams import KeyboardRelay, RankStreams, SharedOutput
 from rankdeck.launch.torchrun import device_variables, observer_variables, torchrun_variables
 
 _GRACE_S = 30.0
-"""Time from TERM to KILL, as in torchrun, in which a script may save a checkpoint."""
+"""Seconds between SIGTERM and SIGKILL, as in torchrun; a script may save a checkpoint in this time."""
 _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
 """How long to wait for a rank's child processes to end after the rank has ended."""
@@ -45,7 +46,7 @@ _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
     "shared-memory": phrase("Set num_workers=0 in the DataLoader, or make /dev/shm larger."),
-    "hang": phrase("Check what the rank does there, and whether every rank calls the same collectives."),
+    "hang": phrase("Check what the rank is doing there, and whether every rank calls the same collectives."),
 }
 _SCRIPT_TEXTS = {
     KILLED_EARLY_TEXT: tr_noop("The process was killed by {signal}."),
@@ -132,8 +133,8 @@ class ScriptRanks(RankGroup):
         return environment if self._config.devices is None else environment | device_variables(self.devices)
 
     def _log_paths(self, rank: int, kind: str) -> list[Path]:
-        """Return the log paths for a rank's stream: in the run's folder and, with a log folder, also in
-        torchrun's --log-dir layout."""
+        """Return the log paths for a rank's stream: one in the run's folder and, if the script has a log
+        folder, one there, in torchrun's --log-dir layout."""
         logs = [self.watch.log(rank, kind)]
         script = self._config.script
         if script.log_folder is not None:
@@ -210,14 +211,16 @@ class ScriptRanks(RankGroup):
         if left:
             names = ", ".join(left[:_MAX_NAMED]) + (", ..." if len(left) > _MAX_NAMED else "")
             message = plural_phrase(
-                tr_noop("The script left 1 process behind, which ends with the run: {names}."),
-                tr_noop("The script left {n} processes behind, which end with the run: {names}."),
+                tr_noop("The script left 1 process behind, which will be killed when the run ends: {names}."),
+                tr_noop(
+                    "The script left {n} processes behind, which will be killed when the run ends: {names}."
+                ),
                 len(left),
                 names=names,
             )
             advice = phrase(
-                "Let the script wait for these processes, or start them outside the run if they "
-                "must outlive it."
+                "Make the script wait for these processes, or start them outside the run if they must "
+                "outlive it."
             )
             self._supervisor.report_problem(
                 Problem("left-behind", message, advice=advice, severity="warning")
@@ -336,7 +339,7 @@ class ScriptRank(RankProcess):
         return self.exit_code
 
     def forward_signal(self, number: int) -> None:
-        """Forward a signal, which the command received, to this rank's processes or terminal."""
+        """Forward to this rank's processes or terminal a signal that the foreground command received."""
         if self.poll() is not None:
             return
         if number in (signal.SIGTSTP, signal.SIGSTOP):

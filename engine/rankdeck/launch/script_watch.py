@@ -72,8 +72,8 @@ class ScriptWatch(Watch):
             return {}
         beats = {rank: beat for rank, beat in self.beats().items() if self._is_alive(rank)}
         silent = {rank: beat._replace(is_step_complete=True) for rank, beat in self.silent_ranks().items()}
-        # Ranks that have all sent no heartbeat may do other work before they train; only suspended ones are
-        # reported.
+        # As long as no rank has sent a heartbeat, the ranks may be doing other work before training: report
+        # them only if one is suspended.
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
@@ -101,8 +101,8 @@ class ScriptWatch(Watch):
         return True
 
     def hang_warning(self, hang_state: HangState, now_s: float, left_s: float) -> Problem:
-        """Return the warning about a hang, which also mentions ranks that have exited, and the children for
-        which a rank waits."""
+        """Return the warning about a hang, which also mentions ranks that have exited and the child processes
+        that a rank is waiting for."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
         children: dict[int, list[ChildProcess]] = {}
@@ -165,12 +165,12 @@ class ScriptWatch(Watch):
         return reports | answered
 
     def has_finished(self, rank: RankProcess) -> bool:
-        """Check whether the rank exited with status 0, which is all that is known about the end of a user's
-        script."""
+        """Check whether the rank exited with status 0: a user's script reports nothing else about its
+        end."""
         return rank.exit_code == 0
 
     def evidence(self) -> list[RankEvidence]:
-        """Return everything known about every rank.
+        """Return the evidence about each rank from which to find the cause of a failure.
 
         A living rank may have printed a traceback and continued. This traceback counts as the rank's failure
         only if all ended ranks merely lost their connections.

@@ -54,8 +54,8 @@ _POLL_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class StackReport:
-    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the pipeline action that
-    the rank started last."""
+    """A rank's answer to a request for its stacks: `text` is faulthandler's report of all threads,
+    `microbatch` the pipeline action that the rank started last."""
 
     text: str = ""
     frames: list[Frame] = field(default_factory=list)
@@ -64,7 +64,7 @@ class StackReport:
 
     @property
     def call(self) -> CollectiveCall | None:
-        """The collective that the rank is in."""
+        """The last collective that the rank has not finished; None if it has finished all of them."""
         return current_call(self.calls)
 
 
@@ -72,8 +72,8 @@ class StackReport:
 class RankStack:
     """The stack of one rank. `report` is empty if the rank has not answered.
 
-    `skip_reason` says why the rank was not asked: "suspended", "debugger", "ended" or "unheard" (it has no
-    signal handler).
+    `skip_reason` is the reason why the rank was not asked: "suspended", "debugger", "ended" or "unheard" (it
+    has no signal handler); None if it was asked.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class RankStack:
 
 @dataclass(frozen=True)
 class ChildStack:
-    """The stack of a process below a rank: a loader worker, or another child."""
+    """The stack of a process that a rank has started: a DataLoader worker or another child process."""
 
     process: ChildProcess
     report: StackReport = StackReport()
@@ -102,7 +102,7 @@ def read_all_stacks(run: RunDir) -> tuple[list[RankStack], list[ChildStack]]:
     is_script = run.script() is not None
     stacks, senders = {}, dict[int, Callable[[], object]]()
     for started in _started_ranks(run, attempt):
-        # The ranks of a configuration all register faulthandler for it (rank_start.py).
+        # The ranks of a configuration all register faulthandler for SIGUSR1 (rank_start.py).
         number = started.stack_signal if is_script else signal.SIGUSR1
         why = _skip_reason(run, started.pid, number)
         stacks[started.rank] = RankStack(started.rank, started.pid, skip_reason=why)
@@ -121,8 +121,8 @@ def read_all_stacks(run: RunDir) -> tuple[list[RankStack], list[ChildStack]]:
 
 
 def child_stacks(processes: RunProcesses, reports: Mapping[int, StackReport]) -> list[ChildStack]:
-    """Return the children by rank and role, without helper processes of Python and torch. `reports`: their
-    answers, by process id."""
+    """Return the stacks of the child processes in `processes`, sorted by rank and role, without the helper
+    processes of Python and torch. `reports` are the processes' answers, by process id."""
     stacks: list[ChildStack] = []
     counts: dict[tuple[int | None, str], int] = {}
     for rank, process in processes.children:
@@ -181,7 +181,7 @@ def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
 
 
 def _wait_reason(pid: int) -> str | None:
-    """Return why a process would not answer now: it is suspended or in a debugger."""
+    """Return why a process would not answer now ("suspended" or "debugger"); None if it would."""
     if is_traced(pid):
         return "debugger"
     return "suspended" if is_suspended(pid) else None
@@ -197,7 +197,8 @@ def request_stacks(
 ) -> dict[int, StackReport]:
     """Ask ranks for their stacks by calling `senders`, and return the reports of the ranks that answered.
 
-    With `with_calls`, the ranks also report their collectives.
+    `senders` are functions that send the signal to a rank, by rank. If `with_calls` is True, the reports
+    include the ranks' collectives.
     """
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
     logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in senders for kind in kinds}

@@ -61,9 +61,9 @@ def start_run(
 
     Unless `detach` is set, the run stops when this process ends: the process holds one end of a pipe open.
     `started` is when the user's command started (Unix seconds). `worker` is the module or .py file that the
-    ranks run; rankdeck.training.worker by default. With `multi_host_role`, only this host's part of the run
-    is started. With `first_steps`, the run takes that many steps and is not indexed; with 0, it is only
-    verified.
+    ranks run; rankdeck.training.worker by default. If `multi_host_role` is set, only this host's part of the
+    run is started. If `first_steps` is set, the run takes that many steps and is not indexed; if it is 0, the
+    run is only verified.
 
     Raises: ConfigError, DataError, ModelError, DeviceError: the configuration cannot be run, or its name is
         invalid. MachineError: there is no driver, or no process could be started.
@@ -133,7 +133,7 @@ def start_script(
 ) -> RunDir:
     """Start a run of a user's script under a guard.
 
-    `attached` holds the streams that the script shares with this command. Without it, the script's output
+    `attached` are the streams that the script shares with this command. If it is None, the script's output
     goes only to the logs, and its stdin is empty. The other arguments are those of `start_run`.
 
     Raises:
@@ -272,7 +272,8 @@ def _check_run(
 ) -> tuple[RunConfig, device_selection.ChosenDevices]:
     """Check that a run can start, and kill processes left over from ended runs.
 
-    Returns the configuration for the chosen devices, and these devices.
+    `several` is this host's role in a multi-host run. Returns the configuration for the chosen devices, and
+    these devices.
     """
     check_paths(config)
     if several is None:

@@ -2,7 +2,7 @@
 
 Each attempt has a new store: otherwise restarted ranks would find the keys of the previous attempt.
 
-The supervisor listens on the socket, and a client that connects before the store is served waits in the
+The supervisor listens on the store's socket, and a client that connects before the store runs waits in the
 socket's queue. A configuration's store is hosted by the supervisor, or by the coordinator's supervisor in a
 multi-host run. A script's store is hosted by the script's own torch in a helper process. With several ranks
 the helper starts at once, because it takes as long as the ranks to import torch. With one rank it starts at
@@ -72,7 +72,7 @@ class RankStore:
     """The store of a configuration's ranks, on loopback or, in a multi-host run, on the coordinator.
 
     `handle` is the descriptor of the coordinator's listening socket; None on a node. torch is imported when
-    the first rank connects or, with `is_eager`, at the first `serve`.
+    the first rank connects or, if `is_eager` is True, at the first call of `serve`.
     """
 
     def __init__(self, layout: Layout, handle: int | None, *, is_eager: bool) -> None:
@@ -121,7 +121,8 @@ class RankStore:
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
         """Report that this host's ranks are done and, on the coordinator, wait until no host needs the store.
 
-        The coordinator waits for up to 30 s; a node does not wait.
+        The coordinator waits for up to 30 s and meanwhile calls `heed_stop`, which raises an exception after
+        a stop request; a node does not wait.
         """
         if self._layout.is_single_host:
             return
@@ -144,10 +145,10 @@ class RankStore:
 class ScriptStore:
     """The store of one attempt of a script, on a free port by default.
 
-    `environment` holds the environment variables of the ranks.
+    `environment` contains the ranks' environment variables; `log` is the file for the helper's output.
 
     Raises:
-        MachineError: the given port is in use.
+        MachineError: the port that the user chose is in use.
     """
 
     def __init__(self, script: ScriptTable, environment: Mapping[str, str], log: Path) -> None:

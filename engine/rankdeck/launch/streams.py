@@ -34,7 +34,7 @@ _SIGNAL_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
 class SharedOutput:
-    """An output descriptor of the command, shared by the streams of all ranks."""
+    """An output descriptor of the foreground command, shared by the streams of all ranks."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
@@ -114,7 +114,8 @@ class StreamRelay(threading.Thread):
 
 
 class RankStreams:
-    """The three streams of one rank. `logs` holds the log paths for stdout and for stderr.
+    """The three streams of one rank. `outlets` are the command's stdout and stderr, `logs` the log paths for
+    the rank's stdout and stderr.
 
     `stdin`, `stdout` and `stderr` are the rank's ends of the streams; `terminal` is the descriptor of the
     rank's controlling terminal, None if it has none.
@@ -283,8 +284,8 @@ _FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 
 @dataclass(frozen=True)
 class AttachedStreams:
-    """The command's stream descriptors. A `stdin` of None means /dev/null; without `stdout` or `stderr`,
-    output goes only to the logs.
+    """The command's stream descriptors. If `stdin` is None, ranks read from /dev/null; if `stdout` or
+    `stderr` is None, that output goes only to the logs.
 
     `keyboard` is the read end of a pipe that carries the typed keys. If it is set, `stdin` is not used: rank
     0's stdin is its own terminal, which gets these bytes and provides line editing and signals. The command's

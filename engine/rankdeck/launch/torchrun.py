@@ -126,7 +126,7 @@ RANK_VARIABLES = {
     )
     if name not in _CALLER_VARIABLES
 }
-"""Names of variables that always replace the caller's -> the option that sets the value, or None."""
+"""Variable whose value always replaces the caller's -> the option that sets the value, or None."""
 
 
 def _sets_signals_variable(python: str) -> bool:

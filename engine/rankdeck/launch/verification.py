@@ -1,6 +1,6 @@
 """Verify strategies without a training run: real ranks set up each strategy, take two steps and exit.
 
-The ranks belong to a temporary run folder that records no steps. See ../training/verify/ for the check
+The ranks use a temporary run folder, in which no steps are recorded. See ../training/verify/ for the check
 itself.
 """
 
@@ -42,7 +42,7 @@ AnyRow = TypeVar("AnyRow", bound=StrategyRow)
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of one check.
+    """Result of verifying one strategy.
 
     `verified` is None if nothing was compared. The reason is an error in `problems` or, if there is none,
     that there was only one device.
@@ -69,7 +69,7 @@ class Verification:
             return verified_text(self.verified)
         if self._has_failed:
             return phrase("Cannot run")
-        return phrase("One device: there is nothing to compare")
+        return phrase("Only one device: there is nothing to compare")
 
     def facts(self) -> dict[str, object]:
         """Return the result for `--json`."""

@@ -79,14 +79,14 @@ class Watch:
         self._num_ranks = 0
         self._page: HeartbeatPage | None = None
         self._started_s = self._polled_s = self._rechecked_s = self._excused_s = 0.0
-        self._hang_start_s = self._hang_s = 0.0  # when they stood still, and how long this was watched
+        self._hang_start_s = self._hang_s = 0.0  # when progress stopped, and how long this was observed
         self._sleep_s = _system_sleep_s()
         self._suspected: tuple[int, int] | None = None
         self._work: tuple[float, dict[int, ProcessWork]] | None = None
         self._hang_state = HangState({})
 
     def prepare(self, num_slots: int) -> str:
-        """Create the heartbeat page and return its path; call it before `start` if the ranks need the path."""
+        """Create the heartbeat page and return its path; call this before `start` if ranks need the path."""
         self._page = HeartbeatPage(num_slots)
         return self._page.path
 
@@ -147,7 +147,7 @@ class Watch:
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
-        """Ignore the time before a delayed check: the machine or this process slept, and so did the ranks."""
+        """Ignore the time before a late check: the machine or this process was asleep."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)
@@ -164,7 +164,7 @@ class Watch:
         if still_s <= until_told_s / 2:
             self._work, self._hang_state = None, HangState({})
             return False
-        if self._work is None:  # From here on it is measured whether the ranks work.
+        if self._work is None:  # From here on, measure whether the ranks are working.
             self._work = now_s, self._work_by_rank(beats)
         # A save explains the wait, unless a rank that others wait for is inside its step.
         if self.saves.is_progressing() and not any(
@@ -226,7 +226,7 @@ class Watch:
         return has_begun or hang_state.has_waiting_rank
 
     def hang_warning(self, hang_state: HangState, now_s: float, left_s: float) -> Problem:
-        """Return the warning about a hang, which also says what will happen to the run."""
+        """Return the warning about a hang, including what will happen to the run."""
         return hang_warning(hang_state, now_s, self._outlook(hang_state, left_s))
 
     def _outlook(self, hang_state: HangState, left_s: float) -> Phrase:
@@ -248,12 +248,12 @@ class Watch:
             )
         if self._on_hang == "restart":
             return phrase(
-                "The run restarts from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
+                "The run will restart from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
                 seconds=left_s,
             )
         return phrase(
-            "Rankdeck ends the run in {seconds:.0f} s (launch.timeout_s, launch.on_hang). You "
-            "can also stop it now.",
+            "Rankdeck will end the run in {seconds:.0f} s (launch.timeout_s, launch.on_hang). You can "
+            "also stop the run now.",
             seconds=left_s,
         )
 
@@ -323,7 +323,7 @@ class Watch:
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return everything known about each rank, for finding the cause."""
+        """Return the evidence about each rank from which to find the cause of a failure."""
         beats = self.beats()
         return [
             RankEvidence(

@@ -78,7 +78,7 @@ def failing_module(error: BaseException, model: nn.Module) -> str | None:
     trace: TracebackType | None = error.__traceback__
     innermost: str | None = None
     while trace is not None:
-        # The innermost frame whose `self` is a module asked for the memory; frames of a backward have none.
+        # The innermost frame whose `self` is a module requested the memory; backward passes have no such one.
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             name = names.get(id(owner))

@@ -1,8 +1,8 @@
 """Data of the ledger: one entry per live storage, and one account per device.
 
-An account holds a device's live bytes by kind, and a snapshot of them at the device's peak. A kind is often
-known only later (a temporary of the backward turns out to be a gradient), so a change of kind is also applied
-to the snapshot if the storage was live at the peak. Read ledger.py next.
+An account counts a device's live bytes by kind, and contains a snapshot of these counts at the device's peak.
+A storage's kind may change later (a temporary of the backward pass turns out to be a gradient); the change is
+also applied to the snapshot if the storage was live at the peak. Read ledger.py next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kind_index(kind: str) -> int:
 class DeviceBytes:
     """Bytes of the live tensors on one device.
 
-    `peak_by_kind` is a snapshot at the peak. Reserved bytes are known only if a GPU's allocator reports them.
+    `peak_by_kind` is a snapshot at the peak. Reserved bytes are None unless a GPU's allocator reports them.
     """
 
     device: int

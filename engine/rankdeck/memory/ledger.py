@@ -3,13 +3,13 @@
 A storage is added when an operation returns it (ledger_mode.py), on the device of that operation's inputs,
 and removed when it is freed (storages.py). Transfers between devices happen inside `transfer_to`, and are
 counted. The kind of a new storage is the thread's phase (scopes.py); without a phase it is "activations", or
-"temporary" inside a backward (except for recomputed activations). Gradients and optimizer state are labelled
-once they are recognized (watched_module.py), also in a peak that includes them.
+"temporary" inside a backward pass (except for recomputed activations). Gradients and optimizer state are
+labelled once they are recognized (watched_module.py), also in a peak that includes them.
 
-Tracking can be limited to some of the steps (training/sampling_budget.py). Between them, freed storages are
-still removed, and the next tracked step adds what the watched modules hold by then. The ledger never searches
-for tensors: no search could reach DistributedDataParallel's buckets, but they are in the ledger because
-construction and the first steps were tracked.
+Tracking can be limited to some of the steps (training/sampling_budget.py). Between these steps, freed
+storages are still removed, and the next tracked step adds the storages that the watched modules have by then.
+The ledger never searches for tensors: no search could reach DistributedDataParallel's buckets, but they are
+in the ledger because construction and the first steps were tracked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ledger(Storages):
     """The storages of `num_devices` virtual devices.
 
     One ledger serves all threads of a process. A thread is tracked if it enters `tracking` itself, or if a
-    tracked thread starts it or gives it work. With `patches` False, nothing in torch or Python is patched
+    tracked thread starts it or gives it work. If `patches` is False, nothing in torch or Python is patched
     during tracking, so other threads and resized storages are not tracked.
     """
 
@@ -65,7 +65,7 @@ class Ledger(Storages):
     def tracking(self) -> Iterator[None]:
         """Track the operations of the calling thread. Nested use is harmless.
 
-        The first thread to enter adds the storages that the watched modules hold at that time.
+        The first thread to enter adds the storages that the watched modules have at that time.
         """
         state = self._threads.state
         state.depth += 1
@@ -107,7 +107,7 @@ class Ledger(Storages):
     def _track_owners(self) -> Iterator[None]:
         with self._lock:
             self._num_tracking += 1
-            # Patches and optimizer hooks hold for the whole process, so only the first thread applies them.
+            # Patches and optimizer hooks affect the whole process, so only the first thread applies them.
             first = self._num_tracking == 1
             if first:
                 if self._patches is not None:
@@ -163,8 +163,8 @@ class Ledger(Storages):
                 watched.start(self, self.phase)
 
     def phase(self, kind: str) -> Scope:
-        """Return a context in which this thread's new storages are labelled `kind`; with "auto", the rule in
-        the module docstring applies."""
+        """Return a context in which this thread's new storages are labelled `kind`; if `kind` is "auto", the
+        rule in the module docstring applies."""
         return Scope(self._threads.state, None, kind, is_transfer=False)
 
     def end_phase(self, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Pass operations to the ledger: a TorchDispatchMode per thread that sees every operation below autograd.
+"""Pass operations to the ledger: a TorchDispatchMode per thread intercepts every operation below autograd.
 
 Views and in-place operations create no storage, except on sparse tensors, which may get new indices and
 values; for all other operations, the storages that they return are added. The effect of an operation is read
@@ -52,7 +52,7 @@ _SET_STORAGE = "set_.source_Storage_storage_offset"
 """Operation that sets a tensor's storage, e.g. to one that deepcopy or torch.load filled outside the mode."""
 
 
-# Temporaries inside a kernel (sparse addition: the values once more) are not seen.
+# Temporaries inside a kernel (such as a copy of the values in a sparse addition) are not tracked.
 class LedgerMode(DispatchMode):
     """Dispatch mode that tracks one thread for a ledger. Enter it in that thread. `compute` executes the
     operations."""
@@ -127,7 +127,7 @@ class LedgerMode(DispatchMode):
             return
         kind = self._state.kind
         if kind is None:
-            # With gradients enabled a backward is recomputing activations (checkpointing).
+            # A backward pass with gradients enabled is recomputing activations (checkpointing).
             kind = _TEMPORARY if in_backward() and not torch.is_grad_enabled() else _ACTIVATIONS
         self._storages.add(storage, device, kind)
 

@@ -11,7 +11,7 @@ from .entries import kind_index
 
 
 class ThreadState:
-    """State of one thread. If `kind` is None, the rule described in ledger.py applies."""
+    """State of one thread. If `kind` is None, new storages get their kind by the rule in ledger.py."""
 
     __slots__ = ("depth", "device", "is_transfer", "kind", "paused")
 

@@ -37,14 +37,14 @@ class Storages:
         self.live_bytes = 0
         """Live bytes of all virtual devices together."""
         self.peak_bytes = 0
-        """Highest sum over all virtual devices at one moment; the devices reach their own peaks at different
-        moments."""
+        """Highest total of all virtual devices at any one time; each device may reach its own peak at another
+        time."""
         self._num_changes = 0
         # Re-entrant: a storage may be freed, and removed by its callback, while another is being added.
         self._lock = threading.RLock()
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """Return the virtual device of a tensor, None if the tensor is not in the ledger."""
+        """Return the virtual device of a tensor; None if the tensor is not in the ledger."""
         tensor = local_part(tensor)
         for component in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
             entry = self.live.get(storage_key(component.untyped_storage()))

@@ -1,9 +1,9 @@
-"""Read the memory of a real GPU by kind, from torch's allocator and from the tensors whose owners are known.
+"""Read a real GPU's memory by kind, from torch's allocator and the tensors of the module and its optimizer.
 
 Parameters, gradients, buffers and optimizer state are counted from the tensors; the rest of the allocated
 memory counts as activations (including temporaries, which the allocator cannot distinguish). One reading
-takes a few microseconds. Counting the owners' tensors takes a millisecond for 160 parameters, but its result
-does not change after the first steps, so it is repeated rarely. Take the reading after the backward, while
+takes a few microseconds. Counting the tensors takes a millisecond for 160 parameters, but its result does not
+change after the first steps, so it is repeated rarely. Take the reading after the backward pass, while
 gradients exist.
 """
 
@@ -22,8 +22,8 @@ from rankdeck.torch_compat.dispatch import storage_key, storage_tensors
 from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
-"""Number of initial readings that always count the owners' tensors: the optimizer's state is created in step
-1, and the final buckets of DistributedDataParallel in step 2."""
+"""Number of initial readings that always count the tensors: the optimizer's state is created in step 1, and
+the final buckets of DistributedDataParallel in step 2."""
 # The walk over all tensors takes 1.1 ms for a ResNet-50 with AdamW, and nothing it counts changes after step
 # 2.
 RECOUNT_S = 10.0
@@ -99,7 +99,7 @@ def count_by_owner(
 def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
     """Return the bytes of all kinds, with the rest of `total_bytes` counted as activations.
 
-    The given kinds are capped so that their sum never exceeds the total.
+    The bytes in `owned_by_kind` are capped so that their sum never exceeds the total.
     """
     by_kind = dict.fromkeys(MEMORY_KINDS, 0)
     left_bytes = total_bytes

@@ -1,7 +1,7 @@
-"""Virtual devices of a rehearsal: numbers that say where tensors are, and transfers between the devices.
+"""Virtual devices of a rehearsal: each tensor has a device number, and is copied when it is transferred.
 
-On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
-it (fan_out scatters it, a pipeline or model split transfers it). A transfer makes a real copy, so that each
+On a machine without GPUs every tensor is in host memory. Its virtual device is set by the code that moves it
+(fan_out scatters it, a pipeline or model split transfers it). A transfer makes a real copy, so that each
 device has its own bytes, and is recorded in the ledger; if tracking is off, a transfer costs one clone.
 """
 
@@ -39,8 +39,8 @@ class VirtualDevices:
         self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. Its gradient is
-        not transferred back."""
+        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. The copy's
+        gradient is not transferred back."""
         if source == target:
             return tensor
         self.count_transfer(source, target, tensor.numel() * tensor.element_size())
@@ -49,8 +49,8 @@ class VirtualDevices:
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy of `tensor` on `target`, labelled `kind` ("activations" by default). Its gradient is
-        transferred back."""
+        """Return a copy of `tensor` on `target`, labelled `kind` ("activations" by default). The copy's
+        gradient is transferred back to `source`."""
         if source == target:
             return tensor
         moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)
@@ -58,7 +58,7 @@ class VirtualDevices:
 
 
 class _Transfer(torch.autograd.Function):
-    """Autograd function that copies a tensor in forward, and copies its gradient back in backward."""
+    """Autograd function that copies a tensor to another virtual device, and its gradient back."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
 """Label a module's parameters, gradients and buffers, and its optimizer's state, in the ledger.
 
-They are added when tracking starts, so that a sampled step late in the run includes what was created while
-tracking was off. During a tracked step, hooks of the optimizer show when gradients are complete (before its
-step) and when its state exists (after its step).
+These tensors are added when tracking starts, so that a sampled step late in the run includes those that were
+created while tracking was off. During a tracked step, hooks run before the optimizer's step, when the
+gradients are complete, and after it, when the optimizer's state exists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WatchedModule:
-    """A module and, if there is one, its optimizer, which may also hold parameters of other modules."""
+    """A module and, if there is one, its optimizer, which may also update parameters of other modules."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._module = module
@@ -30,8 +30,8 @@ class WatchedModule:
         self._step_phase: Scope | None = None
 
     def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
-        """Add all storages, and hook into the optimizer; `phase` labels what the optimizer's step
-        allocates."""
+        """Add the tensors to `storages`, and hook into the optimizer; `phase` labels what the optimizer's
+        step allocates."""
         storages.adopt(self._module.parameters(), 0, "parameters")
         storages.adopt(self._module.buffers(), 0, "buffers")
         self._adopt_gradients(storages)

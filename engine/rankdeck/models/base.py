@@ -1,6 +1,6 @@
-"""Defines what every built-in model offers besides forward: its pipeline units and its repeated blocks.
+"""Defines what every built-in model offers besides forward(): its pipeline units and its repeated blocks.
 
-    pipeline_units()      [(name, module)]: running the modules in list order is equivalent to the forward.
+    pipeline_units()      [(name, module)]: running the modules in list order is equivalent to forward().
                           The name is the module's path in the model, from which a stage derives its weights'
                           original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
@@ -85,7 +85,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     ]
     if not lists:
         return []
-    # If two nested lists hold the same weights, the inner one is the list of blocks; modules() yields it
+    # If two nested lists have the same weights, the inner one is the list of blocks; modules() yields it
     # later.
     largest = max(reversed(lists), key=lambda module: sum(weight.numel() for weight in module.parameters()))
     return [child for child in largest.children() if any(True for _ in child.parameters())]

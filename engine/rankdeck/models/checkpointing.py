@@ -1,8 +1,8 @@
-"""Implements activation checkpointing: a block drops its inner activations after forward and recomputes them
-in backward.
+"""Implements activation checkpointing: a block drops its inner activations after its forward pass and
+recomputes them in the backward pass.
 
-A wrapped block keeps its position and its weights' names; only its class changes, to a subclass whose forward
-runs through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
+A wrapped block keeps its position and its weights' names; only its class changes, to a subclass that runs
+forward() through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
 DataParallel replica copies instance attributes and would then run with the original module's weights.) Read
 base.py first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
@@ -79,17 +79,17 @@ def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return two contexts: one for the first forward, one for the recomputation in backward."""
+    """Return two contexts: one for the forward pass, one for the recomputation in the backward pass."""
     return contextlib.nullcontext(), _FrozenRunningStatistics(block)
 
 
 # A class, because a generator-based context manager works only once and zero-bubble schedules enter it twice.
 class _FrozenRunningStatistics:
-    """Context that freezes batch norms' running statistics, because the first forward has already updated
-    them for this batch.
+    """Context that freezes batch norms' running statistics during recomputation, because the forward pass has
+    already updated them for this batch.
 
-    It may be entered twice per backward: a zero-bubble schedule recomputes a block's activations once for the
-    inputs' gradients and once for the weights' gradients.
+    It may be entered twice per backward pass: a zero-bubble schedule recomputes a block's activations once
+    for the inputs' gradients and once for the weights' gradients.
     """
 
     def __init__(self, block: nn.Module) -> None:

@@ -122,8 +122,8 @@ class Head(nn.Module):
 
 
 class Gpt(HasUnits):
-    """GPT model: logits (B, T, V) for tokens (B, T), with T up to `context`. With `tied`, the output layer
-    shares the token embedding's weight."""
+    """GPT model: logits (B, T, V) for tokens (B, T), with T up to `context`. If `tied` is True, the output
+    layer shares the token embedding's weight."""
 
     unit_names = ("embed", "blocks", "head")
 

@@ -1,6 +1,6 @@
 """Computes losses as a sum and a count, never as a mean.
 
-A mean of means is wrong if ranks hold different numbers of targets (off by 4e-3 on masked text); sums add up
+A mean of means is wrong if ranks have different numbers of targets (off by 4e-3 on masked text); sums add up
 however the batch is split. The training loop divides once, by the count of the global batch. Megatron-LM and
 torchtitan use the sum form for the same reason. Read training/step.py next.
 """
@@ -31,8 +31,8 @@ LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 class Loss:
     """The training loss. `function(outputs, targets)` returns (sum, count); count is an int or 0-dim tensor.
 
-    `nominal_count(targets)` is the count if no target is masked; None if only a forward can determine the
-    count. `count_correct(outputs, targets)` counts correct predictions; None if there are no classes.
+    `nominal_count(targets)` is the count if no target is masked; None if only a forward pass can determine
+    it. `count_correct(outputs, targets)` counts correct predictions; None if there are no classes.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Loss:
     nominal_count: Callable[[Any], int | None]
     count_correct: Callable[[Any, Any], Tensor] | None = None
     is_in_model: bool = False
-    """Whether the model's forward computes the loss from the batch."""
+    """Whether the model's forward() computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
     """Function that returns the reason why the losses of microbatches do not always add up to the batch's
     loss, or None if no reason was found."""
@@ -57,7 +57,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
                 kind=type(outputs).__name__,
             ),
             path="loss.use",
-            advice=phrase('Set loss.use = "model" or your own "module:function".'),
+            advice=phrase('Set loss.use = "model", or set it to your own "module:function".'),
         )
     if outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets):
         return outputs, targets
@@ -72,7 +72,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             targets=tuple(targets.shape),
         ),
         path="loss.use",
-        advice=phrase("Outputs need one more dim than targets, for the classes."),
+        advice=phrase("Outputs need one more dimension than targets, for the classes."),
     )
 
 
@@ -149,7 +149,7 @@ def _numel(targets: Any) -> int | None:
 
 def cross_entropy(*, may_mask: bool = True) -> Loss:
     """Return the loss that sums the cross entropy over targets other than IGNORE_INDEX and counts correct
-    predictions. With `may_mask` False (the data never masks a target), the count is the number of targets."""
+    predictions. If `may_mask` is False, no target is ever masked, and the count is the number of targets."""
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
     return Loss("cross_entropy", function, _numel, _count_correct)
 
@@ -160,7 +160,7 @@ def mse() -> Loss:
 
 
 def model_loss() -> Loss:
-    """Return the loss that the model computes in its forward, over targets that it chooses."""
+    """Return the loss that the model's forward() computes, over targets that the model chooses."""
     counts = MeanCounter()
     function = functools.partial(_model_loss, counts)
     return Loss("model", function, lambda targets: None, is_in_model=True, mismatch=lambda: counts.mismatch)
@@ -230,7 +230,7 @@ def _is_sum_and_count(result: Any) -> bool:
 # models shift their labels inside, others do not, and masks and weights count in different ways. Every mean
 # in the graph knows its divisor. Without a graph (in an evaluation or behind torch.compile), a batch is
 # counted by the rule that matched the graphs of the first steps. A loss S1/N1 + S2/N2 over different counts
-# has no single divisor, because all counts would be needed before the first backward: it is only reported.
+# has no single divisor, as all counts would be needed before the first backward pass: it is only reported.
 
 Count = Tensor | int | float
 _CountRule = Callable[[Any], Count]
@@ -238,7 +238,7 @@ _MAX_GRAPH_CHECKS = 4
 """Number of batches for which the loss's autograd graph is compared with the batch's contents."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
-"""What is done to numbers: a mean times a weight, plus another mean, is made of these."""
+"""Linear operations: a loss that is a weighted sum of means is computed from the means with these."""
 
 NOT_ONLY_MEANS = phrase(
     "The model's own loss contains a term that is not a mean over targets, such as a router's "
@@ -263,7 +263,7 @@ class MeanTerm:
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
     """Return the terms that add up to `loss`, a 0-dim tensor; an empty list if there is no autograd graph to
-    inspect. None stands for a term that is not known to be a mean."""
+    inspect. None stands for a term that may not be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))
@@ -329,8 +329,8 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 
 class MeanCounter:
-    """Finds, batch by batch, the number of targets over which the model's own loss is a mean. `mismatch` says
-    why the losses of microbatches do not add up to the batch's loss; None if no reason was found."""
+    """Counter of the targets of each batch over which the model's own loss is a mean. `mismatch` is the
+    reason why the losses of microbatches do not add up to the batch's loss; None if none was found."""
 
     def __init__(self) -> None:
         self.mismatch: Phrase | None = None

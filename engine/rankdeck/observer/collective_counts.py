@@ -1,7 +1,8 @@
 """Counts the collectives of each step by the line that calls them, so that ranks can be compared.
 
-Only calls of the main thread on the default process group count: every rank takes part in those. A list of
-changes is reported: in most scripts, each step makes the same calls. Read collectives.py first.
+Only calls of the main thread on the default process group count, because every rank takes part in them. Only
+changes from one step to the next are reported: in most scripts, each step makes the same calls. Read
+collectives.py first.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ class CollectiveCounts:
     def forget(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, Any, int], int] = {}
-        """By name, code object and line."""
+        """Number of calls by function name and by the caller's code object and line."""
         self._last: dict[tuple[str, Any, int], int] = {}
-        """Calls of the last step."""
+        """Calls of the last step, in the same form."""
         self._changes: list[tuple[int, dict[str, int]]] = []
         self._num_changes = 0
         self._until = 0
         self._num_leaders = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Stop with a second leading optimizer, because its steps are others."""
+        """Count the leading optimizers; the second one ends the reports, as its steps are not comparable."""
         self._num_leaders += 1
 
     def add(self, name: str, frame: Any, values: Iterable[Any]) -> None:
-        """Count a call in `frame` with these arguments."""
+        """Count a call of the function `name` in `frame`; `values` are the call's arguments."""
         if name in _POINT_TO_POINT or threading.current_thread() is not threading.main_thread():
             return
         group_type = self._distributed.ProcessGroup

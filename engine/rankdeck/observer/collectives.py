@@ -5,7 +5,7 @@ Functions of torch.distributed are wrapped under the names by which scripts call
 where it cannot be observed. torch compares some functions by identity: `isend` and `irecv` are not wrapped,
 because torch's P2POp accepts only the original functions. torch.compile also looks collectives up by
 identity, so the wrappers are added to its table once the table's module is imported, and they do nothing
-during tracing. While a rank is in a collective, or waits for the process group, its heartbeat says so.
+during tracing. While a rank is in a collective or is waiting for the process group, its heartbeat reports it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TENSOR_ARGUMENTS = {
 PART = "collectives"
 _INIT = "init_process_group"
 _AVERAGING = "torch.distributed.algorithms.model_averaging"
-"""Module of torch whose collectives count as the script's, because it averages weights in its name."""
+"""Module of torch that averages weights on the script's behalf; its collectives count as the script's own."""
 _FLUSH_INTERVAL_S = 1.0
 
 
@@ -83,8 +83,8 @@ class CollectiveCalls:
                 row[1] = (row[1] or 0) + num_bytes
 
     def take(self) -> dict[str, dict[str, float]] | None:
-        """Return the calls as the fields of an event, with bytes where known, and reset the counts; None if
-        there were no calls."""
+        """Return the calls as the fields of an event, with bytes for calls that pass tensors, and reset the
+        counts; None if there were no calls."""
         with self._lock:
             counts, self._counts = self._counts, {}
         if not counts:

@@ -1,10 +1,11 @@
-"""Lets every Python process of a run write its stacks on demand from its start: a rank before its first step,
-a loader worker, any other child.
+"""Lets every Python process of a run write its stacks on demand as soon as it starts: a rank before its first
+step, a loader worker, any other child.
 
 stacks.py takes over when the process becomes a rank. Until then, faulthandler writes to an anonymous file in
 memory, so no file remains on disk, however many processes a script starts. Other processes find the file in
 /proc/<pid>/fd by its first line, `rankdeck stacks <pid> <signal> <run>` (launch/process_stacks.py). A forked
-child opens a file of its own. Every Python process of a run executes this, so it imports almost nothing.
+child opens a file of its own. Every Python process of a run executes this module, so it imports almost
+nothing.
 """
 
 import _signal  # type: ignore[import-not-found]  # unlike signal, it does not import enum
@@ -58,7 +59,7 @@ class EarlyStacks:
 
 
 def free_signal() -> "int | None":
-    """Return the highest real-time signal for which the script has set nothing; None if there is none."""
+    """Return the highest real-time signal for which the script has no handler; None if there is none."""
     # Python's table of handlers does not include faulthandler's, so the result is stable.
     for number in range(_signal.SIGRTMAX - 1, _signal.SIGRTMIN, -1):
         if _signal.getsignal(number) == _signal.SIG_DFL:
@@ -70,7 +71,7 @@ def _open_memory_file() -> int:
     """Open an empty file in memory, with a high descriptor that is closed on exec.
 
     Raises:
-        OSError: no memory file, or no descriptor in the range.
+        OSError: the file cannot be created, or no descriptor in the range is free.
     """
     make = getattr(os, "memfd_create", None)
     if make is not None:
@@ -93,7 +94,7 @@ current: "EarlyStacks | None" = None
 
 
 def install(run: str) -> None:
-    """Register this process and all children that it will fork."""
+    """Register faulthandler in this process and in all children that it will fork."""
     global current
     current = early = EarlyStacks(run)
     early.register()

@@ -57,7 +57,8 @@ class EpochTracker:
         return not self._has_reported or len(first_batches) < _NUM_BATCHES
 
     def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
-        """Handle a batch; `first_batches` collects the numbers read from the loader's first batches."""
+        """Handle a batch. `first_batches` collects the numbers read from the loader's first batches; `trains`
+        is True if backward passes use the loader's batches."""
         if len(first_batches) < _NUM_BATCHES:
             first_batches.append(numbers_of(self._tensor, batch))
         if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:
@@ -103,7 +104,7 @@ def _num_rows(root: Any) -> int:
 
 
 def numbers_of(tensor_class: Any, batch: Any) -> list[Any]:
-    """Return a few values of a batch's first tensors, without those that are not in host memory."""
+    """Return a few values of a batch's first tensors, skipping tensors that are not in host memory."""
     numbers: list[Any] = []
     for tensor in list(tensors_of(tensor_class, batch, _MAX_DEPTH))[:_MAX_TENSORS]:
         # Reading a tensor on a GPU would wait for the GPU.

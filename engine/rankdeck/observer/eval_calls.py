@@ -1,8 +1,9 @@
 """Records on which modules `eval` is called, and whether they were evaluated before the next step.
 
-`eval` on a submodule is followed by an evaluation, or it is meant to last: the forward passes without
-gradients between the call and the next step tell the two apart. A call before the first step is made by a
-library (`from_pretrained`), on a module that stands alone, or on a part of a model. layer_modes.py uses this.
+A call of `eval` on a submodule is either followed by an evaluation or meant to last: forward passes without
+gradients between the call and the next step show which. A call before the first step is made by a library
+(`from_pretrained`), or by the script before or after the module has become part of a model. layer_modes.py
+uses these records.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class EvalCall:
         self.step, self.num_batches = step, num_batches
         self.line = script_line()
         self.unchanged_ids = {id(part) for part in module.modules() if not part.training}
-        """Ids of the modules inside it that were in evaluation mode before."""
+        """Ids of the modules that were already in evaluation mode, among `module` and those inside it."""
         self.is_on_part = False
-        """Whether the script called it on a part of another object, before the first step."""
+        """Whether the script called `eval` on a part of another object, before the first step."""
         self.has_run = False
         """Whether the module was evaluated between the call and the next step."""
 
@@ -56,7 +57,7 @@ class EvalCalls:
     def forget(self) -> None:
         self._end_hook()
         self._calls: dict[int, EvalCall] = {}
-        """By the module's id."""
+        """The last call on each module, by the module's id."""
         self.new: list[EvalCall] = []
         """Calls since the last step of the leading optimizer."""
         self.num_batches = 0
@@ -83,7 +84,7 @@ class EvalCalls:
         if not step:
             call.is_on_part = is_called_by_script("eval", "train") and self._is_part(module)
             return
-        # What ran before this call does not show that it was called for an evaluation.
+        # Modules that ran before this call do not show that an evaluation follows it.
         if self._run_ids:
             self._run_ids -= {id(part) for part in module.modules()}
         if len(self.new) < _MAX_CALLS:
@@ -95,7 +96,7 @@ class EvalCalls:
 
     def _is_part(self, module: Any) -> bool:
         """Check whether another object contains a module."""
-        # Where it cannot be determined, a part is assumed: then the mode is taken to be on purpose.
+        # If this cannot be determined, assume a part: the mode is then considered intentional.
         if self._num_searches >= _MAX_REFERRER_SEARCHES:
             return True
         if not any(self._is_mode_dependent(part) for part in module.modules()):
@@ -128,7 +129,8 @@ class EvalCalls:
         return evaluated
 
     def last_on(self, module: Any) -> EvalCall | None:
-        """Return the last call on a module or on a module around it, otherwise on a module inside it."""
+        """Return the last call that put `module` into evaluation mode: a call on `module` or on a module
+        around it or, if there is none, on a module inside it."""
         parts = {id(part) for part in module.modules()}
         inside: EvalCall | None = None
         for call in reversed(list(self._calls.values())):
@@ -148,7 +150,7 @@ class EvalCalls:
 
 
 def install(torch: Any, on_eval: Any) -> None:
-    """Call `on_eval` with each module that is put into evaluation mode, without the modules inside it."""
+    """Call `on_eval` with each module on which `eval` is called, but not with the modules inside it."""
     module_type = torch.nn.Module
     # Module.eval calls train(False), and so do the classes that have an `eval` of their own.
     train = module_type.train

@@ -46,8 +46,8 @@ def script_line() -> str:
 
 
 def is_called_by_script(*skipped_names: str) -> bool:
-    """Check whether the user's own code called the observer, or called a library's function with one of these
-    names that did."""
+    """Check whether the user's own code called the observer, directly or through library functions named in
+    `skipped_names`."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

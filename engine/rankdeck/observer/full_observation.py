@@ -33,7 +33,7 @@ PART = "full"
 TRACKED_SOURCE = "measured in full observation"
 """Name of this measurement, the same text as `FOLLOWED` in events.py; a test compares the two."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""Step counts: after each, two steps are tracked as soon as tracking is possible."""
+"""Numbers of steps after which two steps are tracked, as soon as tracking is possible."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
@@ -94,8 +94,8 @@ class MemoryTracker:
             return
         self._num_steps += 1
         ledger = self.ledger
-        # After a step in which the ledger learns what lives on, the peak equals that of a ledger from the
-        # start, except for 64 bytes.
+        # After a step in which the ledger learns which tensors live on, the peak equals that of a ledger that
+        # tracked from the start, except for 64 bytes.
         if self._num_steps == 1:
             ledger.reset_peaks()
         elif self._num_steps == 2:

@@ -39,7 +39,7 @@ def install_sharded(module: Any, session: RankSession) -> None:
 
 
 class SkippedSteps:
-    """Skipped steps by optimizer, collected until the leading optimizer is known."""
+    """Number of skipped steps per optimizer, collected until the leading optimizer is chosen."""
 
     def __init__(self, session: RankSession) -> None:
         self._session = session

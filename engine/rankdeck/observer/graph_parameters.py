@@ -1,9 +1,10 @@
-"""Finds parameters in the loss's graph that lie between trained ones and that no optimizer steps.
+"""Finds parameters that no optimizer steps, although the loss's graph uses them between trained parameters.
 
 Layers in a Python list, or layers that are added to a model later, get gradients but are in no optimizer. The
-graph of a loss shows them wherever they are. A frozen part before the first or after the last trained layer
-(a backbone, a perceptual loss) is often left trainable on purpose, so that only parameters between two
-trained ones count, and only if their values stay the same between two examinations. Read losses.py first.
+graph of a loss shows such layers wherever they are stored. A part before the first or after the last trained
+layer (a backbone, a perceptual loss) often requires gradients although it is left untrained on purpose.
+Therefore only parameters between two trained ones count, and only if their values stay the same between two
+examinations. Read losses.py first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LEAF = "AccumulateGrad"
 
 
 class GraphParameters:
-    """Walks the graphs of a few losses, at steps that double."""
+    """Walks the graphs of a few losses, at step numbers that double each time."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -43,11 +44,11 @@ class GraphParameters:
         self._is_done = False
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def on_backward(self, tensors: Any) -> None:
-        """Walk the graph of a loss if it is time to."""
+        """Walk the graph of the loss if the next walk is due."""
         session = self._session
         if session.step < self._next_step or self._is_done or len(tensors) != 1:
             return
@@ -89,12 +90,12 @@ class GraphParameters:
 
 
 def find_between(root: Any, stepped: set[int]) -> list[Any]:
-    """Return the leaves of a graph, not in `stepped` (ids), that are used between two operations that use
-    leaves in `stepped`; an empty list if the graph is too large."""
+    """Return the leaves of the graph at `root` that are not in `stepped` (ids) but are used between two
+    operations that use leaves in `stepped`; an empty list if the graph is too large."""
     below: dict[Any, bool] = {}
-    """Whether a stepped leaf is used in the operations behind a node, farther from the loss."""
+    """Node -> whether an operation behind it, farther from the loss, uses a leaf in `stepped`."""
     above: dict[Any, bool] = {root: False}
-    """Whether one is used in an operation nearer to the loss."""
+    """Node -> whether an operation before it, nearer to the loss, uses a leaf in `stepped`."""
     leaves: dict[Any, list[Any]] = {}
     order = _sort(root, leaves)
     if order is None:
@@ -118,8 +119,8 @@ def find_between(root: Any, stepped: set[int]) -> list[Any]:
 
 
 def _sort(root: Any, leaves: dict[Any, list[Any]]) -> list[Any] | None:
-    """Return the operations of a graph, each after those behind it, and fill `leaves` with what each uses;
-    None if there are too many."""
+    """Return the operations of the graph at `root`, each after those behind it, and fill `leaves` with the
+    leaves that each operation uses; None if there are too many operations."""
     order: list[Any] = []
     stack = [(root, False)]
     while stack:
@@ -145,8 +146,8 @@ def _sort(root: Any, leaves: dict[Any, list[Any]]) -> list[Any] | None:
 
 
 def _leaf_of(node: Any) -> Any:
-    """Return the leaf to which a chain of operations with one input leads (a transposed weight, a cast); None
-    if it leads elsewhere."""
+    """Return the leaf at the end of a short chain of operations with one input each (such as a transpose or a
+    cast) that starts at `node`; None if the chain does not end at a leaf."""
     for _ in range(4):
         if node is None or type(node).__name__ == _LEAF:
             return getattr(node, "variable", None)

@@ -1,7 +1,7 @@
 """Counts what should not grow with every step: hooks, parameters of the optimizer, threads and processes.
 
-The counts are taken after a few steps, which become rare. A count is reported if it rises by an element every
-second step in three intervals in a row. Read memory_growth.py next, which uses the same intervals for bytes.
+The counts are taken after a few steps, at growing intervals. A count is reported if it rises by at least one
+element every two steps in three intervals in a row. Read memory_growth.py next, which examines bytes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class GrowthCounter:
 
     def forget(self) -> None:
         self._counts: list[tuple[int, dict[str, int]]] = []
-        """(step, counts by kind), the last few."""
+        """The last few counts, as (step, counts by kind)."""
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def on_step(self, optimizer: Any) -> None:
-        """Count after every 32nd step, later after steps that double."""
+        """Take the counts after every 32nd step, and later only after steps that are powers of two."""
         step = self._session.step
         if step % _INTERVAL or (step > _FIRST_STEPS and step & (step - 1)):
             return
@@ -114,7 +114,7 @@ class GrowthCounter:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Count after steps of the leading optimizer."""
+    """Take the counts after steps of the leading optimizer."""
     counter = GrowthCounter(session)
     session.on_some_step.add(PART, counter.on_step)
     session.on_leader_chosen.add(PART, counter.on_leader_chosen)

@@ -14,8 +14,8 @@ from time import monotonic
 _BEAT = struct.Struct("<qqdd24sq")
 _SLOT_BYTES = 2 * _BEAT.size
 _pages: list[mmap.mmap] = []
-"""All mapped pages, kept forever: closing a page also closes its file descriptor, whose number may by then
-belong to another file of the script."""
+"""All mapped pages, which are never closed: closing a page also closes its file descriptor, whose number may
+by then belong to another file of the script."""
 
 
 class HeartbeatSlot:

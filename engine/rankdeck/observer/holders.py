@@ -1,8 +1,9 @@
-"""Searches once for what holds tensors of earlier steps: a container of the script, or a tensor's own graph.
+"""Searches once for what keeps earlier steps' tensors alive: a container of the script, or a tensor's graph.
 
 Every object that the garbage collector tracks is examined, which takes about 0.1 s. No reference outlives the
-search. Names come from dictionaries of modules and of objects, and from Python 3.13 on, of running functions:
-before, reading a function's variables would keep their values alive. Read source_lines.py next.
+search. Names come from the dictionaries of modules and objects and, from Python 3.13 on, from the variables
+of running functions: in older versions, reading these variables would keep their values alive. Read
+source_lines.py next.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _CONTAINERS = (list, dict, deque)
 
 
 def find_holder(torch: Any, key: str, node_names: set[str], line: str) -> Any:
-    """Return the Holder of the graphs; None if there is none.
+    """Return the Holder that keeps the graphs of earlier steps alive; None if none is found.
 
-    Nodes with one of these names have `key` in their metadata if they are marked. `line` is the script's
-    backward call.
+    A node whose name is in `node_names` is marked if its metadata contains `key`. `line` is the line of the
+    script's backward call.
     """
 
     def has_graph(tensor: Any) -> bool:
@@ -86,7 +87,8 @@ def _walk(node: Any, key: str, node_names: set[str]) -> tuple[set[Any], int]:
 
 
 def find_container(is_counted: Callable[[Any], bool]) -> tuple[Any, int]:
-    """Return the container with most elements that are or contain such a tensor, and their number."""
+    """Return the container with the most elements that are, or contain, a tensor for which `is_counted` is
+    True, and the number of these elements."""
     best, max_count = None, _MIN_ELEMENTS - 1
     for container, length, _ in _containers(is_counted):
         if length > max_count:
@@ -101,8 +103,8 @@ def find_container(is_counted: Callable[[Any], bool]) -> tuple[Any, int]:
 
 
 def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int, int]]:
-    """Return (container, its length, bytes of an element) of the containers without a limit whose newest
-    elements have `num_bytes`, by the container's id."""
+    """Return the containers without a maximum length for which `num_bytes` counts any bytes in their newest
+    elements, as (container, its length, bytes per element), by the container's id."""
     found: dict[int, tuple[Any, int, int]] = {}
     for container, length, newest in _containers(num_bytes):
         if length >= _MIN_ELEMENTS and getattr(container, "maxlen", None) is None:
@@ -112,7 +114,8 @@ def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int
 
 
 def _containers(is_counted: Callable[[Any], Any]) -> Iterator[tuple[Any, int, list[Any]]]:
-    """Yield (container, its length, its newest elements) if one of these is or contains such a tensor."""
+    """Yield (container, its length, its newest elements) for each container with a new element that is, or
+    contains, a tensor for which `is_counted` is true."""
     for thing in gc.get_objects():
         # Not isinstance, which reads __class__: in a lazy proxy that may run the script's code.
         if not issubclass(type(thing), _CONTAINERS):
@@ -139,15 +142,15 @@ def last_elements(container: Any) -> list[Any]:
 
 
 def inner_tensors(element: Any) -> Any:
-    """Return the values of a small dictionary, list or tuple; the element itself if it is none."""
+    """Return the first values of a dictionary, list or tuple; for anything else, (`element`,)."""
     if type(element) is dict:
         return list(element.values())[:_NUM_LAST]
     return element[:_NUM_LAST] if type(element) in (list, tuple) else (element,)
 
 
 def name_of(thing: Any, depth: int = 2, owners: list[Any] | None = None) -> str:
-    """Return the name under which the script refers to an object, such as losses or Trainer.losses; "" if it
-    is not known. `owners` receives the module's dictionary or the object to which the name belongs."""
+    """Return the name under which the script refers to an object, such as losses or Trainer.losses; "" if no
+    name is found. `owners` receives the module's dictionary or the object to which the name belongs."""
     owners = [] if owners is None else owners
     frames = _frames()
     if sys.version_info >= _FAST_LOCALS_PYTHON:

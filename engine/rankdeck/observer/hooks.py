@@ -1,16 +1,16 @@
 """Calls functions of several parts at the same event, and disables a part at its first error.
 
-The events:
+The events, in which the leading optimizer is the one whose steps count as steps of the run (steps.py):
 
     on_rank_start(optimizer)     this process has become a rank
     on_leader_chosen(optimizer)  this optimizer leads from now on
-    on_backward(tensors)         an outermost backward starts
-    on_some_backward(tensors)    the same, of a sampled step and of every 16th step
+    on_backward(tensors)         a backward pass starts that is not nested in another
+    on_some_backward(tensors)    the same, but only in sampled steps and in every 16th step
     on_first_step(optimizer)     this optimizer's first step starts
-    before_step(optimizer, leads)  an outermost step of an optimizer starts; `leads`: of the leading one
-    before_sampled_step(optimizer, leads, norm)  the same, of a sampled step, with its gradient norm if known
+    before_step(optimizer, leads)  a step starts that is not nested in another; `leads`: the optimizer leads
+    before_sampled_step(optimizer, leads, norm)  the same, in a sampled step; `norm`: gradient norm or None
     on_step(optimizer)           a step of the leading optimizer has ended
-    on_some_step(optimizer)      the same, every fourth step
+    on_some_step(optimizer)      the same, but only every fourth step
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
     on_tick()                    the thread writes events, or the process ends
     on_fork()                    a forked child starts and must reset its state
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Hooks:
     """The functions that are called at one event. A function's first error disables its part.
 
-    Most events occur in every step, so a part that needs one only for a while adds its function then, and
-    removes it afterwards.
+    Most events occur in every step, so a part that needs an event only for a while adds its function for that
+    time and then removes it.
     """
 
     def __init__(self, disable_part: Callable[[str, BaseException], None]) -> None:
@@ -38,17 +38,17 @@ class Hooks:
         self._functions: list[tuple[str, Callable[..., Any]]] = []
 
     def add(self, part: str, function: Callable[..., Any]) -> None:
-        """Call a function of a part from now on; do nothing if that is so already."""
+        """Call `function` of `part` at this event from now on; do nothing if it is already called."""
         if (part, function) not in self._functions:
             self._functions = [*self._functions, (part, function)]
 
     def remove(self, part: str, function: Callable[..., Any]) -> None:
-        """Do not call a function any more."""
+        """Stop calling `function` of `part` at this event."""
         # A new list, because `call` may be iterating over the old one.
         self._functions = [pair for pair in self._functions if pair != (part, function)]
 
     def remove_part(self, part: str) -> None:
-        """Call no function of a part any more."""
+        """Stop calling all functions of a part at this event."""
         self._functions = [pair for pair in self._functions if pair[0] != part]
 
     def call(self, *args: Any) -> None:
@@ -107,7 +107,7 @@ class PartHooks:
         return call
 
     def call_part(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part as `wrap_part` does, without keeping the wrapped function."""
+        """Call a function of a part once, as a function wrapped by `wrap_part` would be called."""
         if part not in self.disabled_parts:
             try:
                 return function(*args)

@@ -1,9 +1,9 @@
 """Checks the class labels of training batches: labels that never vary, and data that is sorted by class.
 
-What looks like class labels may be lengths, domains or placeholders that the script ignores. So a suspicion
-counts only after the loss of a sampled step has shown that a classification loss was computed from exactly
-these labels. Nothing else of the graph is read, and only while the labels are suspicious: those of shuffled
-data are not after their first batches, and from then on nothing is examined. Read loaders.py first.
+What looks like class labels may be lengths, domains or placeholders that the script ignores. So suspicious
+labels count only after the graph of a sampled step's loss has shown that a classification loss was computed
+from exactly these labels. A graph is read only while labels are suspicious. The labels of shuffled data are
+no longer so after the first batches, and from then on nothing is examined. Read loaders.py first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 PART = "labels"
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 _MAX_LABELS = 4096
-"""Maximum number of labels in a batch."""
+"""Maximum number of labels in a batch that is examined."""
 _MIN_LABELS, _MIN_BATCHES = 64, 8
 """Minimum numbers of labels and batches before they are suspicious."""
 _MIN_LABELS_WITHOUT_END = 50_000
-"""Minimum number of equal labels if no pass is complete: rare classes may be absent from fewer."""
+"""Minimum number of equal labels to report if no pass was completed: fewer may lack rare classes."""
 _MAX_PASSES = 10
-"""Number of passes with one label only after which it is reported before the end of the process: a script
-may train on one class after the other."""
+"""Number of passes with only one label after which the label is reported at once. After fewer passes, it is
+reported only at the end of the process, because a script may train on one class after the other."""
 _MAX_LOSSES = 10
 """Number of sampled losses that are searched for the labels."""
 _MIN_STEPS_PER_CLASS = 2
@@ -49,19 +49,20 @@ class LabelChecks:
 
     def forget(self) -> None:
         self.is_done = False
-        """Whether the labels vary within a batch or return later, as those of shuffled data."""
+        """Whether no more labels are examined: they are shuffled or unused, or a fault was reported."""
         self.first_label: Any = None
         self.has_varied = self.is_used = False
-        """`is_used`: whether a loss was computed from the labels."""
+        """Whether different labels have occurred; `is_used`: whether a loss was computed from the labels."""
         self.num_constant = 0
-        """Number of complete passes that had one label only."""
+        """Number of complete passes that had only one label."""
         self.num_labels = self.num_batches = 0
         self.suspicious: Any = None
         """(weak reference to the labels, their values) of the last suspicious batch."""
         self._num_searched = 0
 
     def start_pass(self, iterator: Any) -> Any:
-        """Return what examines the batches of a new pass; None if labels are no longer examined."""
+        """Return the check for the batches of a new pass over a loader; None if labels are no longer
+        examined."""
         if self.is_done or (self.has_varied and not is_in_order(iterator)):
             return None
         return _Pass(self, iterator)
@@ -124,7 +125,7 @@ class LabelChecks:
             self.report_constant()
 
     def report_constant(self) -> None:
-        """Report that all labels of the training are the same."""
+        """Report that all labels of the training batches are the same."""
         is_enough = self.num_labels >= _MIN_LABELS and self.num_batches >= _MIN_BATCHES
         if self.has_varied or self.is_done or not self.is_used or not is_enough:
             return
@@ -200,7 +201,7 @@ class _Pass:
         return len(runs) <= self._num_batches + 1
 
     def on_pass_ended(self) -> None:
-        """Handle the end of a complete pass in which a backward used the batches."""
+        """Handle the end of a complete pass over a loader whose batches a backward pass used."""
         checks, runs = self._checks, self._runs
         if not self._is_complete or not runs:
             return

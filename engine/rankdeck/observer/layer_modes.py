@@ -1,15 +1,16 @@
 """Checks whether a part of the model trains in evaluation mode while the rest is in training mode.
 
-Only a whole submodule is judged, with all layers inside it in evaluation mode and with weights of its own
-that train: single layers (frozen batch norms, dropout that is switched off) are set on purpose. It is a fault
+Only a submodule whose layers are all in evaluation mode, and which has trained weights, is judged: single
+layers (frozen batch norms, dropout that is switched off) are usually set on purpose. The mode is a fault
 
-- if it trained in training mode before, `eval` was called on it, and it was then evaluated before the next
-  step: the evaluation did not restore the mode;
-- if it was in evaluation mode from the first step on, contains dropout and no batch norm, and either a
-  library called `eval` (`from_pretrained`) or the script did so before the submodule was part of a model.
+- if the submodule trained in training mode before, `eval` was called on it, and it was then evaluated before
+  the next step: the evaluation did not restore the mode;
+- if the submodule was in evaluation mode from the first step on, contains dropout and no batch norm, and
+  either a library called `eval` (`from_pretrained`) or the script did so before the submodule was part of a
+  model.
 
-A submodule is left out if it, or a module around it, has its own `train` method. Before the report, a step is
-probed: the submodule must really run with gradients in evaluation mode. Read eval_calls.py first.
+A submodule is left out if it, or a module around it, has its own `train` method. Before a fault is reported,
+one step is probed: the submodule must really run with gradients in evaluation mode. Read eval_calls.py first.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class _EvalPart:
     def __init__(self, module: Any, step: int) -> None:
         self.ref = weakref.ref(module)
         self.step = step
-        """Step of the first scan that found it."""
+        """Step of the first scan that found this part."""
         self.num_scans = 0
         self.call: EvalCall | None = None
         """The call of `eval` that set the mode, if it was observed."""
         self.is_fault = False
         self.modes: set[bool] = set()
-        """Modes in which it ran with gradients in the probed step."""
+        """Modes in which this part ran with gradients in the probed step."""
 
 
 class LayerModes:
@@ -65,17 +66,17 @@ class LayerModes:
     def forget(self) -> None:
         self._end_probe()
         self._parts: dict[str, _EvalPart] = {}
-        """By path from the root."""
+        """Submodules of the last scan, by path from the root module."""
         self._last_scan: int | None = None
         self._num_probes = self._num_bursts = 0
         self._probed: dict[str, _EvalPart] = {}
         self._probed_modules: dict[int, _EvalPart] = {}
-        """By the id of each module inside them."""
+        """The parts in `_probed`, by the id of each module inside them."""
         self._has_reported = False
 
     def on_evaluated(self, modules: list[Any]) -> None:
-        """Scan the next steps too if one of these modules, which were evaluated, is still in evaluation
-        mode."""
+        """Scan the next steps too if one of `modules`, which were just evaluated, is trained but still in
+        evaluation mode."""
         trained = self._trained
         if self._num_bursts < _MAX_BURSTS and any(
             trained.trains(module) and not module.training for module in modules
@@ -84,7 +85,7 @@ class LayerModes:
             self._session.request_samples(_NUM_STEPS + 1)
 
     def on_step(self, _: Any) -> None:
-        """End the probe of a step."""
+        """End the probe of a step, and report the submodules that it confirmed."""
         self._end_probe()
         confirmed = {path: part for path, part in self._probed.items() if part.modes == {False}}
         self._probed = {}
@@ -203,7 +204,7 @@ class LayerModes:
 
 
 def _has_own_train(module: Any) -> bool:
-    """Check whether a class, or this module itself, decides in its own `train` method what trains."""
+    """Check whether `module` or its class has its own `train` method, which may set modes on purpose."""
     names = module.__dict__
     if "train" in names or "eval" in names:
         return True

@@ -107,7 +107,8 @@ def _make_ledger(ledger_module: Any, make_mode: Any, top_mode: Callable[[], Any]
 
 
 class _Owners:
-    """Parameters and buffers of known modules, and optimizers' parameters, whose modules may be unknown."""
+    """Stand-in for a module that has the parameters and buffers of `models`, and the parameters of
+    `optimizers`, whose modules may be unknown."""
 
     def __init__(self, models: list[Any], optimizers: list[Any]) -> None:
         self._models, self._optimizers = models, optimizers

@@ -36,11 +36,11 @@ class LoadedWeights:
                 self._session.report_anomaly(code, **fields)
 
     def on_loaded(self, module: Any, state: Any, result: Any, strict: bool) -> None:
-        """Handle a call that returned `result`, its missing and unexpected keys."""
+        """Handle a `load_state_dict` call with `state`; `result` is its missing and unexpected keys."""
         session = self._session
         if session.resume is not None and not session.step:
             session.resume.on_weights_loaded(module, state)
-        # Whether the ranks differ afterwards is for their digests to say.
+        # The digests of the weights show whether the ranks differ afterwards.
         if session.step and any(_contains(reference(), module) for reference in session.models):
             line = script_line()
             session.report_anomaly("weights-loaded", names=[line], line=line)

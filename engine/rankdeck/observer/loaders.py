@@ -1,9 +1,9 @@
 """Counts the samples of each step, and measures how long the step waited for its batches.
 
-A batch is counted when the next backward runs, so batches that a loader only prefetched are not counted. Each
-iterator has its own queue and contributes one batch to a backward. Validation batches are not counted either:
-batches fetched with gradients disabled, and batches of iterators that end, or are abandoned, after several
-batches without a backward.
+A batch is counted when the next backward pass runs, so batches that a loader only prefetched are not counted.
+Each iterator has its own queue and contributes one batch to a backward pass. Validation batches are not
+counted either: batches fetched with gradients disabled, and batches of iterators that end, or are abandoned,
+after several batches without a backward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_DEPTH = 3
 
 
 class _LoaderIterator:
-    """An iterator of a loader, with its batches that no backward has used yet."""
+    """An iterator of a loader, with its batches that no backward pass has used yet."""
 
     def __init__(self, iterator: Any, callback: Any) -> None:
         self.ref = weakref.ref(iterator, callback)
@@ -37,13 +37,13 @@ class _LoaderIterator:
         self.first_batches: list[list[Any]] = []
         """Numbers read from the iterator's first batches, one list per batch (see epochs.py)."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward used a batch of any pass, or, for `is_trained_on_now`, of the current pass."""
+        """Whether a backward pass used a batch of any epoch; `is_trained_on_now`: of the current epoch."""
         self.takes_all_pending = False
         self.count_samples: Any = None
         self.checks: Any = None
         """(part, check) of each check of the current pass; None before its first batch."""
         self.active_checks: list[Any] = []
-        """Those that examine the next batch."""
+        """The checks that examine the next batch."""
 
 
 class LoaderTracker:
@@ -125,7 +125,7 @@ class LoaderTracker:
         ]
 
     def on_exhausted(self, iterator: Any) -> None:
-        """Handle the end of a pass; a pass whose batches were not followed by any backward was an
+        """Handle the end of a pass over a loader; if no backward pass followed its batches, it was an
         evaluation."""
         if self._session.modes is not None:
             self._on_pass_ended(iterator)
@@ -142,7 +142,7 @@ class LoaderTracker:
             feed.checks, feed.active_checks = None, []
 
     def on_backward(self, tensors: Any) -> None:
-        """Take one batch from each iterator when a backward starts."""
+        """Take one batch from each iterator when a backward pass starts."""
         taken = 0
         feeds = [feed for feed in list(self._iterators.values()) if feed.pending]
         is_known = len(feeds) > 1 and any(feed.is_trained_on for feed in feeds)

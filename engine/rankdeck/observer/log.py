@@ -23,7 +23,7 @@ trains."""
 def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """Log values, as in `log(loss=0.5, accuracy=0.9)` or `log({"train/loss": 0.5})`.
 
-    They become curves of the run under these names. Numbers and tensors with one element are kept; other
+    They become curves of the run under these names. Numbers and tensors with one element are recorded; other
     values are ignored. `step` is the script's own step count. Outside a run, or in a run that is not
     observed, this does nothing. It never raises.
     """

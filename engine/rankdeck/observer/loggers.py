@@ -145,7 +145,7 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
     """Wrap `owner.name`, a call that logs no numbers, so that its first use reports that its data is not
-    kept."""
+    recorded."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return

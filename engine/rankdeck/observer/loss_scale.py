@@ -34,7 +34,7 @@ def record_scale(scaled: Any, original: Any, scale: Any) -> bool:
 
 
 def scale_of(node: Any) -> Any:
-    """Return the scale of the loss whose graph starts at `node`; None if it has none or it is unknown."""
+    """Return the scale of the loss whose graph starts at `node`; None if there is none or it is unknown."""
     mark = node.metadata.get(_SCALE_KEY)
     scale = mark[0] if mark is not None else _find_scale(node)
     return None if scale is _UNKNOWN else scale

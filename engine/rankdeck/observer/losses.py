@@ -1,9 +1,10 @@
 """Observes the loss of a step: the sum of the tensors on which backward was called since the last step.
 
 `Tensor.backward` looks up `torch.autograd.backward` at each call, so it is enough to wrap the latter, and
-`Tensor.backward` stays as it is. A backward inside another one (checkpointing) is part of the outer one.
-Inside an optimizer's step (a closure) only the first backward counts. If backward is called on a tensor that
-is not a scalar, the loss is unknown. The losses belong to the next optimizer that steps. Read steps.py first.
+`Tensor.backward` stays as it is. A backward pass inside another one (checkpointing) is part of the outer one.
+Inside an optimizer's step (a closure) only the first backward pass counts. If backward is called on a tensor
+that is not a scalar, the loss is unknown. The losses belong to the next optimizer that steps. Read steps.py
+first.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 _MAX_READINGS = 256
 _SOME_EVERY = 16
-"""Number of steps, each of which is one of session.on_some_backward although it is not sampled."""
+"""Number of steps between calls of `session.on_some_backward` if no step is sampled."""
 
 
 class LossTracker:
-    """Losses of backward calls, kept until an optimizer takes them."""
+    """Losses of backward calls, collected until an optimizer takes them."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -59,9 +60,9 @@ class LossTracker:
         return taken
 
     def share(self) -> tuple[list[Any], int]:
-        """Return (losses, number of backward calls); the next backward resets both.
+        """Return (losses, number of backward calls); the next backward call resets both.
 
-        Used if several optimizers step after the same backward, or inside it.
+        Used if several optimizers step after the same backward pass, or inside it.
         """
         self._is_shared = True
         return self.readings, self.backwards

@@ -3,8 +3,8 @@
 The owners of this memory are the optimizers that have stepped and the known modules, all referenced weakly;
 other owners are not searched for. On GPUs torch's allocator reports the total, and memory without an owner is
 "unattributed". The allocator's peaks are read and never reset, because they belong to the script. On a CPU
-only the owners' memory is known. A measurement takes some microseconds per tensor; the longer it takes, the
-later the next one happens.
+only the owners' memory can be measured. A measurement takes some microseconds per tensor; the longer it
+takes, the later the next one happens.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
 
 
 def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return the bytes of all kinds, with the rest of `total_bytes` as unattributed. The given kinds are
-    capped so that their sum never exceeds the total."""
+    """Return the bytes of all kinds, with the rest of `total_bytes` as unattributed. The bytes in
+    `owned_by_kind` are capped so that their sum never exceeds the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
         by_kind[kind] = min(owned_by_kind.get(kind, 0), left)
@@ -128,7 +128,7 @@ def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[s
 def owned_bytes(
     torch: Any, optimizers: Iterable[Any], modules: Iterable[Any]
 ) -> dict[tuple[str, int], dict[str, int]]:
-    """Return bytes by kind for each device, given as (type, index); every storage counts once."""
+    """Return bytes by device, which is (type, index), and by kind; every storage counts once."""
     optimizers, modules = list(optimizers), list(modules)
     parameters: dict[int, Any] = {}
     for optimizer in optimizers:

@@ -1,11 +1,11 @@
-"""Finds containers whose tensors use up the memory, as the memory in use rises with every step.
+"""Finds containers of tensors that grow with every step and use more and more memory.
 
 The memory of the process (without files) and of its GPUs is read after every eighth step, later less often
-where steps are very short. The minimum of each block of three readings must rise four times in a row by
-similar amounts. Warm-up, page caches and buffers do that too, so that alone is not reported: all containers
-are then counted twice, one block apart, and a container is reported if it has grown with the steps and
-explains the rise. A container with a limit is left out, and so is one of an object that can be reset, such as
-a metric, and one of a dataset that has more samples. Read retained_graphs.py first.
+if steps are very short. The minimum of each block of three readings must rise four times in a row by similar
+amounts. Warm-up, page caches and buffers cause such a rise too, so a rise alone is not reported: all
+containers are then counted twice, one block apart, and a container is reported if it has grown with the steps
+and explains the rise. A container with a maximum length is left out, and so is a container of an object that
+can be reset, such as a metric, or of a dataset that has more samples. Read retained_graphs.py first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BLOCK = 3
 """Number of readings in a block."""
 _NUM_BLOCKS = 5
 _NUM_DENSE = 256
-"""Number of steps from which on the memory is read less often if that takes too long."""
+"""Number of steps after which the memory is read less often if reading it takes too long."""
 _MAX_TIME_SHARE = 1 / 500
-"""Maximum share of the time that the readings take."""
+"""Maximum share of the run time that the readings may take."""
 _MIN_BYTES_PER_STEP = 1 << 16
 _MAX_RATIO = 4.0
-"""Maximum ratio between the largest and the smallest rise: a rise with every step is even."""
+"""Maximum ratio between the largest and the smallest rise: elements added in every step cause even rises."""
 _MIN_SHARE = 0.5
 """Minimum number of new elements per step, and minimum share of the rise that they explain."""
 _RETRY_FACTOR = 4
@@ -68,7 +68,7 @@ class MemoryGrowth:
         self._block_began_s = 0.0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def on_step(self, _: Any) -> None:
@@ -162,7 +162,7 @@ class MemoryGrowth:
 
 
 def _has_limit(owner: Any, length: int) -> bool:
-    """Check whether the owner of a container limits its length, or clears it on request."""
+    """Check whether the owner of a container seems to limit the container's length, or can reset it."""
     if not isinstance(owner, dict):
         if callable(getattr(type(owner), "reset", None)):
             return True

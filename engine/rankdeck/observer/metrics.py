@@ -102,7 +102,7 @@ class MetricBuffer:
     ) -> None:
         """Add a row with the numbers in `values`; a nested value is named outer + `separator` + inner.
 
-        With `skip_repeats`, a row with the same names, step and values as the last row is dropped.
+        If `skip_repeats` is True, a row with the same names, step and values as the last row is dropped.
         """
         readings: dict[str, Reading] = {}
         self._collect(values, "", separator, readings, _MAX_DEPTH)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _NUM_IN_A_ROW = 10
-"""Number of steps in a row in evaluation mode after which this is reported."""
+"""Number of steps in a row that must train in evaluation mode before this is reported."""
 _MIN_BATCHES = 2
 _MAX_PASSES = 8
-"""Number of passes without gradients that are examined."""
+"""Maximum number of passes over loaders without gradients that are examined."""
 
 
 class ModeChecks:
@@ -36,7 +36,7 @@ class ModeChecks:
         self.calls = eval_calls.EvalCalls(torch, session, self._trained.is_mode_dependent)
         self._layers = LayerModes(torch, session, self._trained, self.calls)
         self._hook: Any = None
-        """Handle of a global forward hook during a pass without gradients: another model may be evaluated."""
+        """Handle of a global forward hook that shows whether a pass without gradients runs this model."""
         self._forget_leader()
 
     def forget(self) -> None:
@@ -58,7 +58,7 @@ class ModeChecks:
         self._has_run = False
 
     def on_leader_chosen(self, optimizer: Any) -> None:
-        """Start over with another optimizer's model."""
+        """Start over with the model of the new leading optimizer."""
         self._forget_leader()
         self._trained.refresh(optimizer)
 
@@ -95,7 +95,8 @@ class ModeChecks:
                 )
 
     def on_sampled_step(self, optimizer: Any) -> None:
-        """Examine the modules after a sampled step, whose cost decides when the next step is sampled."""
+        """Examine the modules after a sampled step; the longer this takes, the later the next step is
+        sampled."""
         self._trained.refresh(optimizer)
         self._layers.scan()
 

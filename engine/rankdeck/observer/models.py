@@ -1,6 +1,6 @@
 """Finds the trained model, its precision and the library versions during the first steps.
 
-The model is the module that holds the leading optimizer's parameters. It is searched for among the objects
+The model is the module with the leading optimizer's parameters. It is searched for among the objects
 that the garbage collector tracks, which takes about 0.1 s per search. Reading the variables of a running
 function instead would, before Python 3.13, keep their values alive as long as the function runs. Read
 wrappers.py first.
@@ -168,7 +168,7 @@ def list_parameters(optimizer: Any) -> list[Any]:
 
 
 def uses_compiler() -> bool:
-    """Check whether torch.compile has compiled anything: a new hook would make it compile again."""
+    """Check whether torch.compile has compiled anything; a new hook would then make it compile again."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters and counters["frames"].get("total"))
 
@@ -201,7 +201,7 @@ def _find_model(torch: Any, optimizer: Any) -> Any:
 
 
 def _compute_precision(tensor: Any) -> str | None:
-    """Return the precision of the matrix product nearest to `tensor` in its autograd graph, if known."""
+    """Return the precision of the matrix product nearest to `tensor` in its graph; None if unknown."""
     visited: set[Any] = set()
     waiting = [tensor.grad_fn]
     while waiting and len(visited) < _MAX_NODES:

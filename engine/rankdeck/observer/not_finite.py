@@ -1,10 +1,10 @@
-"""Examines once what is not finite when a loss or a gradient norm is NaN or infinite.
+"""Finds out once which tensors are not finite, when a loss or a gradient norm is NaN or infinite.
 
-Weights, buffers, gradients and the last batch are examined before the step whose loss was read: on a CPU any
-step, on a GPU, where a reading arrives later, the next sampled step. Under full observation, a hook checks
-the outputs of all modules, so that the first module of the step is known, except in steps whose memory is
-tracked. Steps that a gradient scaler skips never get here, because it does not call the optimizer. Read
-losses.py and gradients.py first.
+Weights, buffers, gradients and the last batch are examined: on a CPU right before the optimizer step whose
+loss was read; on a GPU, where a reading arrives later, before the next sampled step. Under full observation,
+a hook checks the outputs of all modules to find the first module in the step whose output is not finite,
+except in steps whose memory is tracked. Steps that a gradient scaler skips are not examined, because the
+scaler does not call the optimizer. Read losses.py and gradients.py first.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class FiniteChecks:
     def forget(self) -> None:
         self._is_done = self._is_pending = False
         self._readings: list[Any] = []
-        """Losses and norm of the last examined step, of which some may be pending."""
+        """Losses and gradient norm of the last examined step; some of them may be pending."""
         self._num_losses = self._step = 0
         self._batch: list[Any] = []
         """Weak references to tensors of the batch that was loaded last."""
         self._first: tuple[Any, bool] | None = None
-        """(weak reference to a module, whether its inputs were finite): the first output of this step that
-        was not finite."""
+        """(weak reference to the module, whether its inputs were finite) for the first output in this step
+        that was not finite."""
         self._masking: Any = weakref.WeakSet()
-        """Modules with such outputs in a step whose loss was finite, such as those that make masks."""
+        """Modules whose outputs were not finite although the loss was, such as modules that make masks."""
 
     def remember_batch(self, batch: Any) -> None:
         """Remember the tensors of a batch that a loader returns."""
@@ -58,7 +58,7 @@ class FiniteChecks:
         self._batch = [weakref.ref(item) for item in some if type(item) is self._torch.Tensor]
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
-        """Examine the losses of a step, and before that what has arrived of an earlier step."""
+        """Examine the losses of a step, after any pending readings of an earlier step."""
         session = self._session
         losses = session.losses
         if self._is_done or losses is None or not (leads or not session.step):
@@ -205,7 +205,7 @@ class FiniteChecks:
         self._handle = hook(lambda module, inputs, output: observed(module, inputs, output))
 
     def stop(self) -> None:
-        """Check no outputs any more."""
+        """Stop checking the outputs of modules."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 PART = "belonging"
 _NUM_EXAMINED = 15
-"""Number of examined steps after which a parameter without a gradient is taken to have none."""
+"""Number of steps to examine before a parameter without a gradient counts as having none."""
 _NUM_ALL_MISSING = 4
 _MAX_FRAMES = 60
 _MAX_NODES = 400
 _MAX_COMPARED = 4096
 _MAX_DISTANCE = 0.5
-"""Maximum distance of a copy, as a share of the norm; two independent initial values are about 1.4 apart."""
+"""Maximum distance of a copy from its original, as a share of the norm; independent initial values are about
+1.4 apart."""
 
 
 class ParameterChecks:
@@ -116,7 +117,7 @@ class ParameterChecks:
                 self._probe = hook(self._on_forward)
 
     def restart(self, parameters: dict[int, Any]) -> None:
-        """Examine parameters, by id, that have become trainable; the examined ones are not repeated."""
+        """Examine `parameters` (by id), which have become trainable, but not the earlier ones again."""
         if self._is_done and self._probe is None:
             self._without = {key: weakref.ref(p) for key, p in parameters.items()}
             self._num_examined, self._is_done = 0, False
@@ -222,7 +223,8 @@ class ParameterChecks:
         return False
 
     def _is_in_checkpoint(self) -> bool:
-        """Check whether a re-entrant checkpoint runs, which computes its forward without gradients."""
+        """Check whether a re-entrant checkpoint is running its forward pass, which it does without
+        gradients."""
         frame: Any = sys._getframe(2)
         for _ in range(_MAX_FRAMES):
             if frame is None:
@@ -268,8 +270,8 @@ class ParameterChecks:
         return float(parameter.detach().double().sum()) if is_plain else None
 
     def _are_copies(self, keys: list[int]) -> bool:
-        """Check whether parameters are near others of the same name and shape that have gradients, as those
-        of target networks and moving averages are."""
+        """Check whether the parameters with the ids `keys` have values near those of parameters with the same
+        name and shape that have gradients, as in target networks and moving averages."""
         twins: dict[Any, list[Any]] = {}
         own: list[Any] = []
         for reference in self._session.models:
@@ -295,8 +297,8 @@ class ParameterChecks:
     # What was frozen.
 
     def on_leader_chosen(self, optimizer: Any) -> None:
-        """Start over with this optimizer, and remember what DistributedDataParallel expects to have
-        gradients."""
+        """Start over with the new leading optimizer, and remember the parameters that DistributedDataParallel
+        expects to have gradients."""
         self._end_hook()
         self.forget()
         self._wrapped = [

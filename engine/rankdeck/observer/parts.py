@@ -1,8 +1,8 @@
 """Table of the observer's parts and of the modules whose import triggers them.
 
-Each row is `(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in
-that file of this package is called. If `watched` is a submodule of torch, the call waits until torch itself
-is imported. A part may have several rows.
+Each row is `(watched, part, file, function)`: after the module `watched` is imported, the observer calls
+`function(module, session)` in `file` of this package. If `watched` is a submodule of torch, the call waits
+until torch itself is imported. A part may have several rows.
 """
 
 LOGGERS = (
@@ -15,7 +15,7 @@ LOGGERS = (
     "mlflow.tracking.fluent",
     "mlflow.tracking.client",
 )
-"""Modules of the logging libraries that a script may use; loggers.py says which calls are wrapped."""
+"""Modules of the logging libraries that a script may use; loggers.py lists the calls that are wrapped."""
 LIGHTNING = (
     "pytorch.trainer.connectors.logger_connector.logger_connector",
     "fabric.fabric",

@@ -1,4 +1,4 @@
-"""Finds this process's rank, devices and script, from torch if it knows them and from the environment."""
+"""Finds this process's rank, devices and script, in torch if possible and otherwise in the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rank_and_world_size() -> tuple[int, int | None]:
 
 
 def devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
-    """Return the indices and UUIDs of the devices that hold trained parameters; on CPUs, [rank] and an empty
+    """Return the indices and UUIDs of the devices with trained parameters; on CPUs, [rank] and an empty
     list."""
     torch: Any = sys.modules["torch"]
     indices = sorted(

@@ -1,7 +1,7 @@
 """Reads numbers from tensors without ever waiting for a GPU.
 
 A scalar on a CPU is read directly. A scalar on a GPU is copied, after the queued work, into a slot of pinned
-memory that holds a marker: a NaN whose bit pattern no loss has. Once the marker has been overwritten, the
+memory that contains a marker: a NaN whose bit pattern no loss has. Once the marker has been overwritten, the
 copy is complete; this can be checked without a call to the driver. Slots are allocated once and used in turn.
 """
 
@@ -161,7 +161,7 @@ def sum_readings(readings: list[Any]) -> Any:
 
 
 def is_capturing(torch: Any) -> bool:
-    """Return whether this thread's calls are recorded into a CUDA graph, into which nothing may be added."""
+    """Return whether this thread's calls are recorded into a CUDA graph, to which nothing may be added."""
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 

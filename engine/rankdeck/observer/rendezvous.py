@@ -1,10 +1,10 @@
 """Lets ranks that a script starts itself (mp.spawn) use a rendezvous address of their own.
 
-torchrun's environment says that the launcher hosts the store, so torch does not start one. If a script's
-processes then rendezvous at another port, they wait forever; this also happens under torchrun. The store at
-the run's own port belongs to the run. At any other port the script's rank 0 hosts the store, as it would
-without Rankdeck. An agent that the script starts (torchrun, accelerate) hosts the store for its own ranks,
-and gives each of them an error file.
+In torchrun's environment the launcher hosts the store, so torch does not start one. If a script's processes
+then rendezvous at another port, they wait forever; this also happens under torchrun. The store at the run's
+own port belongs to the run. At any other port the script's rank 0 hosts the store, as it would without
+Rankdeck. An agent that the script starts (torchrun, accelerate) hosts the store for its own ranks, and gives
+each of them an error file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Checks whether training batches repeat: the same from each worker, or the same order in each pass.
+"""Checks whether training batches repeat: the same from each worker, or in the same order in each epoch.
 
-A few numbers are read from the first batches of a pass, and only from tensors in host memory. Batches arrive
-from the workers in turn, so that of N workers which yield the same samples each group of N batches is equal.
-If each worker shuffles the same samples, every sample of a pass arrives once from each of them. Read
-epochs.py first.
+A few numbers are read from the first batches of an epoch, and only from tensors in host memory. Batches
+arrive from the workers in turn. If N workers yield the same samples, the batches in each group of N are
+therefore equal. If each worker shuffles the same samples, every sample of an epoch arrives once from each
+worker. Read epochs.py first.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 PART = "repeats"
 _NUM_GROUPS, _MIN_GROUPS = 6, 3
-"""Number of groups of one batch per worker that are compared, and their minimum in a short pass."""
+"""Number of groups (one batch per worker) that are compared, and the minimum number in a short pass."""
 _MIN_DISTINCT_PER_BATCH = 4
 """Minimum number of distinct values per distinct batch: with fewer, batches may be equal by chance."""
 _MAX_WORKERS = 16
 _MAX_PASSES = 8
 """Number of passes whose batches are examined."""
 _MAX_BATCHES, _MAX_ROWS, _MAX_COLUMNS = 64, 64, 16
-"""Size of a pass whose single samples are compared: with more batches or larger ones, none are."""
+"""Maximum number of batches in a pass, and of samples in a batch, for comparing single samples; number of
+values to read from each sample's tensors."""
 _MIN_SAMPLES = 32
 _MIN_REPEATED_SHARE = 0.95
 _NUM_ORDER_BATCHES = 3
 _NUM_SAME_ORDER = 2
-"""Number of passes in a row that start like the one before them, after which this is reported."""
+"""Number of passes in a row that must start like the pass before them for the order to be reported."""
 
 
 class RepeatChecks:
@@ -49,7 +50,7 @@ class RepeatChecks:
         self._num_same_order = 0
 
     def start_pass(self, iterator: Any) -> Any:
-        """Return what examines the first batches of a new pass; None if none are examined any more."""
+        """Return the check for the first batches of a new pass over a loader; None if none is needed."""
         if self._num_passes >= _MAX_PASSES:
             return None
         num_workers = getattr(iterator, "_num_workers", 0)
@@ -82,7 +83,7 @@ class RepeatChecks:
         stepped = self.session.last_optimizer
         optimizer = None if stepped is None else stepped()
         last, self._last_order = self._last_order, (stepped, dataset, digest)
-        # Another optimizer belongs to another training, which may well start from the same seed.
+        # Another optimizer belongs to another training run, which may well start from the same seed.
         is_same = last is not None and optimizer is not None and last[0]() is optimizer
         self._num_same_order = self._num_same_order + 1 if is_same and last[1:] == (dataset, digest) else 0
         if self._num_same_order == _NUM_SAME_ORDER:
@@ -117,7 +118,7 @@ class _Pass:
         return self._samples is not None or len(self._batches) < self._num_compared
 
     def on_pass_ended(self) -> None:
-        """Handle the end of a complete pass in which a backward used the batches."""
+        """Handle the end of a complete pass over a loader whose batches a backward pass used."""
         if len(self._batches) < self._num_compared:
             self._compare_groups()
         if self._samples is not None:
@@ -128,7 +129,7 @@ class _Pass:
             self._checks.on_order(self._dataset, hash(tuple(first)))
 
     def _compare_groups(self) -> None:
-        """Compare the batches that the workers handed out at the same position."""
+        """Compare the batches that the workers yielded at the same position."""
         num_workers, batches = self._num_workers, self._batches
         if not num_workers:
             return

@@ -1,9 +1,9 @@
-"""Checks whether a training that continues from a file has the optimizer's and the scheduler's state too.
+"""Checks whether training that resumes from a file also has the optimizer's and the scheduler's state.
 
-Weights are often loaded to start something new, and then no other state is needed. So the training must be
-seen to continue: a counter of the file, such as its epoch or step, is the value of a variable of the script
-in the first step, and that variable then grows; or the scheduler continues. What was loaded is read from the
-optimizer itself: without it, the moments of its parameters do not exist before the first step. Read
+Weights are often loaded to start something new, and then no other state is needed. So training counts as
+resumed only if a counter in the file, such as its epoch or step, equals a variable of the script in the first
+step and this variable then grows, or if the scheduler continues. Whether the optimizer's state was loaded is
+read from the optimizer: otherwise the moments of its parameters do not exist before the first step. Read
 loaded_weights.py and schedulers.py first.
 """
 
@@ -30,14 +30,14 @@ _COUNTER = re.compile(r"(\w+_)?(epoch|steps?|iter(ation)?s?|it|updates?)(_\w+)?"
 _EPOCH_NAME = re.compile(r"epoch|^ep?$", re.I)
 _STEP_NAME = re.compile(r"step|iter|update|count|batch|^(?:it|i|n|t|k)$", re.I)
 _MIN_EPOCH, _MIN_STEP = 2, 20
-"""Minimum counters: a training that starts anew counts 0 or 1 epochs at its first step, and has run as many
+"""Minimum values of counters: in its first step, new training has counted 0 or 1 epochs, and as many
 micro-batches as a step has."""
 _OWNERS = ("self", "state", "trainer", "train_state", "ctx")
 _MOMENTS = ("exp_avg", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq", "sum")
 _MIN_SHARE = 0.9
 """Minimum share of the optimizer's parameters whose weights came from the file."""
 _MAX_FIRST_STEPS = 16
-"""Maximum number of steps of all optimizers before an optimizer's first step in which a training starts."""
+"""Maximum number of steps that all optimizers have taken when an optimizer starts to resume training."""
 _MAX_TENSORS, _MAX_DEPTH, _MAX_FILES = 1024, 3, 16
 _OPTIMIZED, _NAMESPACE_FUNCTIONS = 1, frozenset(("locals", "vars", "eval", "exec", "dir"))
 
@@ -67,7 +67,7 @@ class _LoadedFile:
 
 
 class _Resumption:
-    """A training that may continue from a file, from its first step until its counters have grown."""
+    """Training that may resume from `file`, observed from its first step until its counters have grown."""
 
     def __init__(self, file: _LoadedFile, optimizer: Any) -> None:
         self.file, self.optimizer = file, weakref.ref(optimizer)
@@ -79,7 +79,7 @@ class _Resumption:
 
 
 class ResumeChecks:
-    """The files that were loaded, and the trainings that may continue from them."""
+    """The files that were loaded, and the optimizers whose training may resume from them."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -201,7 +201,7 @@ def _has_state(optimizer: Any) -> bool:
 
 
 def _has_moments(optimizer: Any) -> bool:
-    """Check whether the optimizer keeps moments, which a step has created."""
+    """Check whether the optimizer uses moments, which its first step has created."""
     return any(
         optimizer.state.get(parameter, {}).get(name) is not None
         for parameter in list_parameters(optimizer)[:_MAX_DEPTH]
@@ -231,7 +231,8 @@ def _integers() -> Iterator[tuple[Any, str, int]]:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Observe the files that are loaded, below torch.load, whose warnings name the line that called it."""
+    """Observe loaded files in functions that torch.load calls: if torch.load itself were wrapped, its
+    warnings would not name the script's line."""
     session.resume = checks = ResumeChecks(torch, session)
     session.on_first_step.add(PART, checks.on_first_step)
     session.on_sampled_step.add(PART, checks.on_sampled_step)

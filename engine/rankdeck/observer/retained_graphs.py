@@ -1,10 +1,9 @@
 """Checks whether the graphs of earlier steps stay in memory.
 
-In every 16th step, marks are put into the metadata of a few nodes of each loss's graph.
-A mark lives as long as its node, and only weak references to marks are stored here. If every mark of the last
-128 steps is alive, holders.py searches once for the container or the tensor that refers to the graphs.
-Without such a holder, the marks must also survive a full garbage collection of the script's own. Read
-losses.py first.
+In every 16th step, marks are put into the metadata of a few nodes of each loss's graph. A mark lives as long
+as its node, and only weak references to marks are stored here. If every mark of the last 128 steps is alive,
+holders.py searches once for the container or the tensor that refers to the graphs. If it finds none, the
+marks must also survive a full garbage collection, which the observer waits for. Read losses.py first.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 
 class GraphMark:
-    """Lives as long as the node of a graph in whose metadata it is."""
+    """Mark in the metadata of a node of a graph; it lives as long as the node."""
 
     __slots__ = ("__weakref__",)
 
@@ -67,7 +66,7 @@ class RetainedGraphs:
         self._num_collections = -1
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def on_backward(self, tensors: Any) -> None:
@@ -125,7 +124,8 @@ class RetainedGraphs:
             self._is_suspected = True
 
     def _find_alive(self, step: int) -> tuple[str, int] | None:
-        """Return (position of the marked nodes, first step) of marks that are all alive."""
+        """Return (position of the marked nodes, first step) of a series of marks that are all alive; None if
+        there is no such series."""
         for (_, position), marks in self._marks.items():
             first, last, count = 0, 0, 0
             for marked, reference in reversed(marks):
@@ -174,7 +174,7 @@ class RetainedGraphs:
 
 
 def _descend(node: Any, depth: int) -> Any:
-    """Return the last node before a leaf on a way through the graph, at most `depth` nodes from `node`."""
+    """Return the last node before a leaf on one path through the graph, at most `depth` nodes from `node`."""
     for _ in range(depth):
         following = next(
             (inner for inner, _ in node.next_functions if inner is not None and inner.name() != _LEAF), None

@@ -1,4 +1,4 @@
-"""Describes how a loader chooses its samples, and checks what that choice and its dataset imply.
+"""Describes how a loader chooses its samples, and checks splits and the random generators of datasets.
 
 A description is read once from the first training loader's attributes: torch's samplers, and those of
 Accelerate and Lightning, which wrap them. A split is read from `Subset` and `SubsetRandomSampler`. No sample
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 PART = "sampling"
 _INNER_SAMPLERS = ("batch_sampler", "sampler", "_sampler")
 _SHARE_NAMES = (("num_replicas", "rank"), ("num_processes", "process_index"))
-"""Names of a sampler's attributes (number of shares, index of its own): torch's and Accelerate's."""
+"""Names of a sampler's attributes (number of shares, index of its own share): torch's and Accelerate's."""
 _MAX_DEPTH = 6
 _MAX_INDICES = 1 << 18
 _MAX_EVALUATIONS = 8
 """Number of evaluation loaders whose samples are compared with the training loader's."""
 _MAX_TRAINED = 3
-"""Number of training sets after which no more evaluations are examined: folds, bags and clients overlap."""
+"""Maximum number of training sets with which evaluations are examined: more sets are probably folds, bags or
+clients, which overlap on purpose."""
 _MAX_SHARED_SHARE = 0.95
 """Maximum share of the evaluated samples that a faulty split has in common with the training samples."""
 _SEEDING_NAMES = {
@@ -45,12 +46,12 @@ class SamplingChecks:
         self._trained: list[Any] = []
         """Weak references to the dataset and the sampler of the newest training loader."""
         self._evaluated: Any = None
-        """Weak reference to the last iterator that was evaluated."""
+        """Weak reference to the last iterator that was used for an evaluation."""
         self._num_evaluations = self._num_trained = 0
         self._has_length = False
 
     def on_training_iterator(self, iterator: Any) -> None:
-        """Handle the first batch of an iterator that a backward uses."""
+        """Handle an iterator when a backward pass uses its first batch."""
         is_first = not self._trained
         if is_first or self._trained[0]() is not iterator._dataset:
             self._num_trained += 1
@@ -92,7 +93,7 @@ class SamplingChecks:
             )
 
     def _check_generators(self, iterator: Any) -> None:
-        """Report a random generator that each worker of a map-style dataset has a copy of."""
+        """Report a map-style dataset's random generator if each worker process gets a copy of it."""
         num_workers, dataset = getattr(iterator, "_num_workers", 0), iterator._dataset
         has_function = getattr(iterator, "_worker_init_fn", None) is not None
         if num_workers < 2 or iterator._dataset_kind != 0 or has_function:
@@ -156,7 +157,7 @@ def is_in_order(iterator: Any) -> bool:
 
 
 def is_random(iterator: Any) -> bool:
-    """Check whether the loader's sampler is torch's RandomSampler, so that each pass has an order of its
+    """Check whether the loader's sampler is torch's RandomSampler, which gives each pass an order of its
     own."""
     return type(innermost_sampler(iterator)).__name__ == "RandomSampler"
 

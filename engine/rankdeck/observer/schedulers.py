@@ -25,16 +25,16 @@ PART = "schedule"
 _MIN_STEPS = 20
 """Minimum number of steps for a judgement, and of steps at a rate of 0."""
 _MIN_ZERO_SHARE = 0.1
-"""Minimum share of the steps that had a rate of 0: a schedule may be over shortly before the training is."""
+"""Minimum share of the steps that had a rate of 0: a schedule may end shortly before training does."""
 _MAX_LAST_SHARE = 0.5
-"""Maximum of the last rate before 0, as a share of the highest: a rate set from its maximum to 0 is meant."""
+"""Maximum last rate before 0, as a share of the highest: a drop from the maximum to 0 is intentional."""
 _MIN_NEVER = 100
 """Minimum number of steps at a rate of 0 if the rate has never been higher: a warm-up starts at 0."""
 _NEGLIGIBLE_SHARE = 1e-6
 """Share of the highest rate so far that counts as 0: nothing learns at such a rate."""
 _MIN_INTERVAL, _MIN_LENGTH, _MAX_EPOCHS = 100, 10_000, 1000
-"""While a script runs: least steps per epoch and least length of a schedule that cannot be in epochs, and the
-maximum number of epochs that such a length in steps makes."""
+"""Limits for a report while the script runs: minimum steps per epoch; minimum length of a schedule, which is
+then too long to be in epochs; maximum number of epochs if this length is in steps."""
 
 
 class _Schedule:
@@ -48,14 +48,14 @@ class _Schedule:
         self.first: tuple[int, int] | None = None
         """(counter, finished steps of the optimizer)"""
         self.changed: tuple[int, int] | None = None
-        """The same when the counter last changed."""
+        """(counter, finished steps of the optimizer) when the counter last changed."""
         self.interval = 0
         """Number of steps between the last two changes."""
         self.has_gone_back = False
         """Whether the counter has become smaller: the script sets it, as with `step(epoch)`."""
 
     def read_counter(self) -> int | None:
-        """Return the scheduler's counter, and the last one that was read if the scheduler is gone."""
+        """Return the scheduler's counter or, if the scheduler is gone, the last value that was read."""
         counter = getattr(self.ref(), "last_epoch", None)
         if isinstance(counter, int):
             return counter
@@ -74,7 +74,7 @@ class ScheduleChecks:
         self.on_leader_chosen(None)
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self._schedule: _Schedule | None = None
         self._has_looked = False
         self._rate: Any = None
@@ -116,7 +116,7 @@ class ScheduleChecks:
             self._check_zero()
 
     def find(self, optimizer: Any) -> _Schedule | None:
-        """Return the optimizer's newest schedule: one that combines others is created after them."""
+        """Return the optimizer's newest schedule: a schedule that combines others is created after them."""
         for schedule in reversed(self._schedules):
             scheduler = schedule.ref()
             if scheduler is not None and getattr(scheduler, "optimizer", None) is optimizer:
@@ -173,8 +173,8 @@ class ScheduleChecks:
         self._report("scheduler-steps-often" if is_often else "rate-zero", since, ratio, 1.0)
 
     def _ratio(self, counter: int | None, step: int) -> float | None:
-        """Return the scheduler's steps per step of the optimizer, up to its `counter` in `step`; rounded if
-        that is nearly an integer."""
+        """Return the number of scheduler steps per optimizer step until the scheduler reached `counter` in
+        step `step`, rounded if it is nearly an integer."""
         schedule = self._schedule
         if schedule is None or schedule.first is None or counter is None:
             return None
@@ -200,7 +200,7 @@ class ScheduleChecks:
         )
 
     def on_tick(self) -> None:
-        """Find a schedule in steps that is stepped once per epoch, and at the end one that was over early."""
+        """Report a schedule in steps that is stepped once per epoch or, at the end, one that ended early."""
         schedule, session = self._schedule, self._session
         num_steps = session.step - session.first_step
         if schedule is None or schedule.length is None or num_steps < _MIN_STEPS:

@@ -42,7 +42,7 @@ _COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession(PartHooks):
-    """Session of a process of the run. `rank` is None until the process steps an optimizer; `step` is the
+    """The observer's state in one process. `rank` is None until the process steps an optimizer; `step` is the
     number of the last finished step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -80,19 +80,20 @@ class RankSession(PartHooks):
         self.is_step_sampled = True
         """Whether the current step is observed in detail."""
         self.num_requested_samples = 0
-        """Number of the next steps that are sampled on request."""
+        """Number of upcoming steps that are sampled on request."""
         self.num_outermost_steps = 0
         """Number of outermost steps of all optimizers."""
         self.first_step = 0
         """Number of the last step that an earlier process of this rank recorded; 0 if there was none."""
         self.active_since: float | None = None
-        """Time of the first batch request or the first backward (time.perf_counter)."""
+        """Time of the first batch request or the first backward pass (time.perf_counter)."""
         self.is_ending = False
         self.waited_s = 0.0
         self.synced_bytes = 0
-        """Bytes passed to collectives since the last step or backward (weight_digests.py resets it)."""
+        """Bytes passed to collectives since the last step (weight_digests.py resets this count)."""
         self.samples: int | None = None
-        """Number of samples in all training batches whose backward has run; None if no loader is observed."""
+        """Number of samples in all training batches that a backward pass has used; None if no loader is
+        observed."""
         self.has_tracked_step = False
         """Whether a step was tracked operation by operation (full_observation.py). From then on, readings of
         the owners' memory on a CPU, which are less complete, are not reported."""

@@ -33,7 +33,7 @@ _MAX_ENTRIES = 64
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Register faulthandler for the signal when this process becomes a rank."""
+    """Register faulthandler for an unused signal when this process becomes a rank."""
     path, answered = "", 0
     if early_stacks.current is not None:
         early_stacks.current.update()

@@ -1,9 +1,9 @@
 """Checks the order of the calls in a step: backward, unscale, clip, optimizer step, zero_grad.
 
-A check reports an anomaly after it has failed in a few steps in a row, except for a clip of gradients that
-are still scaled, which is wrong at once. What DistributedDataParallel did is read from its attribute
-`require_forward_param_sync`: it is False after a forward whose gradients it will not reduce. Read steps.py
-and losses.py first.
+A check reports an anomaly after it has failed in a few steps in a row, except for clipping gradients that are
+still scaled, which is wrong at once. Whether DistributedDataParallel reduces gradients is read from its
+attribute `require_forward_param_sync`, which is False after a forward pass whose gradients will not be
+reduced. Read steps.py and losses.py first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 PART = "order"
 _NUM_IN_A_ROW = 4
-"""Number of steps in a row after which a check that failed in all of them reports."""
+"""Number of steps in a row in which a check must fail before it reports an anomaly."""
 _NUM_CLEARED = 4
-"""Number of steps with cleared gradients after which the script is taken to clear them always."""
+"""Number of steps with cleared gradients after which the script is assumed to clear them always."""
 _NUM_CHECKED = 50
-"""Number of steps whose backward calls are examined for losses that are not divided."""
+"""Number of steps whose backward calls are examined for accumulated losses that are not divided."""
 _MAX_ROOTS = 64
 _MAX_OWNERS = 64
 _DDP = "DistributedDataParallel"
@@ -49,27 +49,28 @@ class StepOrder:
 
     def forget(self) -> None:
         self._ddps: list[Any] = []
-        """Weak references to the DistributedDataParallel modules that hold the leader's parameters."""
+        """Weak references to the DistributedDataParallel modules with the leading optimizer's parameters."""
         self._is_reduced = True
         self._has_reported_unreduced = False
         self._scale: Any = None
-        """Scale of the last backward's loss while its gradients are still scaled."""
+        """Scale of the loss of the last backward pass, while its gradients are still scaled."""
         self._probe: Any = None
         """Weak reference to the parameter whose gradient is examined."""
         self._owners: dict[int, tuple[Any, bool]] = {}
-        """(weak reference, whether it has that parameter) of what `zero_grad` was called on, by id."""
+        """(weak reference, whether it has the examined parameter) of each object on which `zero_grad` was
+        called, by id."""
         self._kept: Any = None
-        """(gradient, version) of that parameter after the last step."""
+        """(weak reference to the gradient, its version) of the examined parameter after the last step."""
         self._is_cleared = False
         self._num_cleared: float = 0
         self._num_uncleared = 0
         self.is_zeroed = False
-        """Whether the leader's `zero_grad` was called after the last backward."""
+        """Whether the gradients were cleared by `zero_grad` after the last backward pass."""
         self._zeroed: Any = None
         """(gradient, version) of the examined parameter when that call began."""
         self._num_zeroed = self._num_bypassed = 0
         self._roots: list[str | None] = []
-        """Names of the graph nodes on which backward was called since the last step."""
+        """Names of the losses' graph nodes in the backward calls since the last step."""
         self._num_backwards = 0
         self._num_undivided = 0
         self._num_checked: float = 0
@@ -95,7 +96,7 @@ class StepOrder:
         ]
 
     def on_backward(self, tensors: Any) -> None:
-        """Handle the start of an outermost backward."""
+        """Handle the start of a backward pass that is not nested in another."""
         self.is_zeroed = False
         self._num_backwards += 1
         for reference in self._ddps:
@@ -178,7 +179,7 @@ class StepOrder:
         session = self._session
         if not self._is_reduced and not self._has_reported_unreduced:
             self._has_reported_unreduced = True
-            # Whether the weights then differ is for the digests to say: local SGD averages them later.
+            # The digests show whether the weights then differ: local SGD averages them later.
             session.report_anomaly("gradients-not-reduced", line=script_line(), step=self._next_step)
         if self.is_zeroed and not self._is_written():
             self._num_zeroed += 1
@@ -195,7 +196,7 @@ class StepOrder:
             self._check_division()
 
     def _check_bypass(self) -> None:
-        """Report a wrapper whose forward has never run although its parameters are trained."""
+        """Report a wrapper whose `forward` has never run although its parameters are trained."""
         ddps = [ddp for ddp in (ref() for ref in self._session.models) if ddp and type(ddp).__name__ == _DDP]
         # Set by the first forward, but not by compiled code.
         run_ids = {id(p) for ddp in ddps if getattr(ddp, "_lazy_init_ran", True) for p in ddp.parameters()}
@@ -284,7 +285,7 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def _call_before(session: RankSession, owner: Any, name: str, before: Any) -> None:
-    """Make the function `name` of a class or a module call `before` with its own arguments first."""
+    """Wrap the function `owner.name` so that it first calls `before` with its own arguments."""
     original = getattr(owner, name)
     is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
 

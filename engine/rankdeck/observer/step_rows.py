@@ -1,4 +1,4 @@
-"""Holds observed steps as rows until they are written as `steps` events.
+"""Stores observed steps as rows until they are written as `steps` events.
 
 A row contains only what is cheap to record at the end of a step: times, and running totals, whose differences
 between rows are the values of one step. Rows are written in step order; a row with pending GPU numbers waits.

@@ -32,7 +32,7 @@ _SAMPLE_COST_FACTOR = 200
 """Minimum time until the next sampled step, as a multiple of the time that sampling a step takes."""
 _DECIDE_AFTER_S = 5.0
 _SOME_EVERY = 4
-"""Number of steps from one of session.on_some_step to the next."""
+"""Number of steps from one call of `session.on_some_step` to the next."""
 _MAX_UNCOUNTED = 1000
 
 
@@ -277,7 +277,7 @@ class StepObserver:
                     self._num_other_steps > self._max_other_steps
                     and 2 * len(last.uncounted_rows) >= self._session.step
                 ):
-                    self._set_leader(last)  # A second training, as long as the first.
+                    self._set_leader(last)  # A second training run, as long as the first.
                 else:
                     self._count_others()
         self._rows.write()

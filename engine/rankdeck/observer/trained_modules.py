@@ -1,8 +1,8 @@
 """Finds the module that really trains inside a model, and its layers that depend on the mode.
 
 A model may be wrapped, or be part of a larger module that is never called itself: the module that really
-trains is the smallest one that contains all trained parameters, and the layers beside them that differ
-between training and evaluation. Frozen submodules do not count: their mode is chosen on purpose.
+trains is the smallest one that contains all trained parameters, and the layers next to them that behave
+differently in training and in evaluation. Frozen submodules do not count: their mode is chosen on purpose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrainedModules:
     def forget(self) -> None:
         self.parameter_ids: set[int] = set()
         self._module_ids: set[int] = set()
-        """Ids of the modules that contain one of these parameters."""
+        """Ids of the modules that contain a trained parameter."""
         self.path: list[Any] = []
         """Weak references to the modules from the model to the module that really trains."""
         self._known_for: Any = None
@@ -128,7 +128,8 @@ class TrainedModules:
                 yield from self.iter_layers(child, depth + 1)
 
     def count_layers(self, module: Any, training: bool) -> list[str]:
-        """Return the kinds of a module's mode-dependent layers in this mode, such as "2 Dropout"."""
+        """Return the kinds of a module's mode-dependent layers whose mode is `training`, such as
+        "2 Dropout"."""
         kinds: dict[str, int] = {}
         for layer in self.iter_layers(module):
             if layer.training is training:
@@ -137,7 +138,7 @@ class TrainedModules:
 
 
 def _is_drop_path(module: Any) -> bool:
-    """Check whether a class of a library or of the script drops paths or values at random."""
+    """Check whether `module` is a layer, of a library or the script, that drops paths or values at random."""
     if "drop" not in type(module).__name__.lower() or module._modules:
         return False
     shares = (getattr(module, name, None) for name in ("p", "drop_prob", "drop_rate"))

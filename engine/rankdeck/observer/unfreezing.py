@@ -23,12 +23,12 @@ _NUM_WITH_GRADIENT = 6
 """Number of examined steps in a row in which parameters without an optimizer must have a gradient: an
 optimizer that is created for them has stepped by then."""
 _NUM_DENSE = 12
-"""Number of steps after a change that are examined."""
+"""Number of steps to examine after a change."""
 _MAX_CHANGES = 16
 
 
 class UnfrozenParameters:
-    """Parameters of the model and of the leading optimizer, as they were before."""
+    """The leading optimizer's trainable parameters and the model's frozen ones, as observed so far."""
 
     def __init__(self, session: RankSession, examine: Callable[[dict[int, Any]], None]) -> None:
         self._session, self._examine = session, examine
@@ -44,7 +44,7 @@ class UnfrozenParameters:
         self._num_groups = self._num_changes = self._num_with_gradient = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
@@ -106,7 +106,8 @@ class UnfrozenParameters:
 
 
 def find_model(session: RankSession, optimizer: Any) -> Any:
-    """Return the outermost known module that contains parameters of an optimizer, otherwise any known one."""
+    """Return the outermost trained module with parameters of `optimizer` or, if there is none, the outermost
+    trained module."""
     models = [model for model in (ref() for ref in session.models) if model is not None]
     ids = {id(p) for p in list_parameters(optimizer)}
     own = (model for model in models if any(id(p) in ids for p in model.parameters()))
@@ -126,7 +127,7 @@ def trains_vectors_only(session: RankSession) -> bool:
 
 
 def install(session: RankSession, part: str, examine: Callable[[dict[int, Any]], None]) -> None:
-    """Examine steps of the leading optimizer; `examine` takes its new trainable parameters, by id."""
+    """Examine steps of the leading optimizer; call `examine` with its new trainable parameters, by id."""
     unfrozen = UnfrozenParameters(session, examine)
     session.before_step.add(part, unfrozen.before_step)
     session.on_sampled_step.add(part, unfrozen.examine)

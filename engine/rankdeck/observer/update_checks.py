@@ -2,8 +2,8 @@
 
 A few weights are copied before sampled steps and compared after them. A bfloat16 weight keeps its value if
 the update is less than about 0.2 % of it. Plain rounding leaves the same elements unchanged in each step.
-Optimizers that compensate (stochastic rounding, Kahan summation, float32 copies of the weights) change others
-each time, so the elements that changed in any of the examined steps are counted too. Read
+Optimizers that compensate (stochastic rounding, Kahan summation, float32 copies of the weights) change
+different elements each time, so the elements that changed in any of the examined steps are counted too. Read
 parameter_checks.py first.
 """
 
@@ -42,7 +42,7 @@ class UpdateChecks:
 
     def forget(self) -> None:
         self._before: list[Any] = []
-        """(weights, copy of them, where they have a gradient) before the step that is running."""
+        """(weights, their copy from before the current step, mask of the elements with a gradient)."""
         self._rate: float | None = None
         self._is_adam = False
         self._reset()
@@ -55,7 +55,7 @@ class UpdateChecks:
         all updates)."""
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over with another optimizer."""
+        """Start over when another optimizer becomes the leading one."""
         self.forget()
 
     def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:

@@ -7,8 +7,8 @@ covered: the part is the same on all ranks. With `--observe check`, they belong 
 elements. Sharded parameters are left out.
 
 Digests are taken at the start of the next step, after whatever the script does to the weights between two
-steps (local SGD averages them there), and also after the first few collectives of that kind. A second digest,
-right after the step, reveals changes in between. Read session.py first.
+steps (local SGD averages them there), and also after the first few times that the script has averaged the
+weights. A second digest, right after the step, reveals changes in between. Read session.py first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MAX_PARAMETERS = 4096
 _MODULUS = 1 << 53
 _MAX_INITIAL = 4
 _MIN_SYNCED_SHARE = 0.25
-"""Share of the weights' bytes that a collective between two steps passes if it averages weights."""
+"""Minimum number of bytes passed to collectives between two steps that counts as averaging the weights, as a
+share of the weights' bytes."""
 
 
 def _is_due(number: int) -> bool:
@@ -53,7 +54,7 @@ class WeightDigester:
 
     def forget(self) -> None:
         self._initial: Any = weakref.WeakKeyDictionary()
-        """Digests before the first step by parameter, by optimizer, until one of them leads."""
+        """Optimizer -> digests of its parameters before its first step, by id; used once one leads."""
         self._described: list[int] = []
         """Ids of the parameters that the digests belong to."""
         self._training = -1
@@ -67,7 +68,7 @@ class WeightDigester:
         self._has_joined = False
         """Whether DistributedDataParallel.join was used: ranks then have different numbers of steps."""
         self._synced_bytes: int | None = None
-        """Bytes that collectives passed between the last step and the first backward after it."""
+        """Bytes passed to collectives between the last step and the first backward pass after it."""
         self._session.synced_bytes = 0
         self._observes_steps = False
 
@@ -97,7 +98,8 @@ class WeightDigester:
                 self._initial[optimizer] = dict(zip(ids, self._digests(parameters, 0)))
 
     def on_backward(self, _: Any) -> None:
-        """Handle the start of an outermost backward: what collectives pass after it may be gradients."""
+        """Handle the start of a backward pass that is not nested in another: collectives that are called
+        after it may pass gradients."""
         if self._synced_bytes is None:
             self._synced_bytes = self._session.synced_bytes
 
@@ -151,7 +153,7 @@ class WeightDigester:
             self._emit(self._session.step, after, optimizer, 0)
 
     def _emit_initial(self, optimizer: Any, ids: list[int]) -> None:
-        """Report the digests from before the first step, if they were taken of all these parameters."""
+        """Report the digests from before the first step, if there is one for each parameter in `ids`."""
         initial: dict[int, int] = {}
         for digests in self._initial.values():
             initial.update(digests)
@@ -207,7 +209,7 @@ class WeightDigester:
         return self._usable(list(found.values()))
 
     def _usable(self, parameters: list[Any]) -> list[Any]:
-        """Return those that have the same value on every rank if all goes well."""
+        """Return those of `parameters` that should be equal on all ranks and whose bits can be summed."""
         kinds = self._torch.Tensor, self._torch.nn.Parameter
         return [
             parameter
@@ -220,7 +222,8 @@ class WeightDigester:
         ][:_MAX_PARAMETERS]
 
     def _describe(self, parameters: list[Any]) -> None:
-        """Report what the digests belong to, and communication hooks, after which gradients may differ."""
+        """Report which parameters the digests belong to, and communication hooks, because of which gradients
+        may differ between ranks."""
         for reference in self._session.models:
             hooks = getattr(reference(), "_comm_hooks", None)
             if hooks:

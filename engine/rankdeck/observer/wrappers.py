@@ -30,7 +30,7 @@ def install_dp(module: Any, session: RankSession) -> None:
 
 
 def install_fsdp(module: Any, session: RankSession) -> None:
-    """Wrap FSDP's class and FSDP2's function, under the names by which scripts import them."""
+    """Wrap FSDP's class and FSDP2's function `fully_shard` in `module`, from which scripts import them."""
     fsdp_class = getattr(module, "FullyShardedDataParallel", None)
     if fsdp_class is not None and not hasattr(fsdp_class.__init__, "__rankdeck__"):
         _wrap_constructor(fsdp_class, session)
@@ -57,7 +57,7 @@ def _enable_parameter_names() -> Callable[[], None]:
     """Make DDP's errors name the unused parameters, and return a function that undoes this.
 
     Until that function is called, wrappers are built as with TORCH_DISTRIBUTED_DEBUG=INFO. A debug level that
-    the script sets is kept.
+    the script has set stays unchanged.
     """
     import torch
 
@@ -76,8 +76,8 @@ def _do_nothing() -> None:
 def _wrap_constructor(
     wrapper: Any, session: RankSession, before: Callable[[], Callable[[], None] | None] = lambda: None
 ) -> None:
-    """Wrap a constructor: `before` is called before it, and the function that `before` returns is called
-    after it."""
+    """Make the constructor of `wrapper` record each call. `before` is called before the constructor; the
+    function that `before` returns is called after the constructor."""
     construct = wrapper.__init__
     record = session.wrap_part("wrapper", _record_wrapper)
 
@@ -100,7 +100,8 @@ def _wrap_constructor(
 def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
-    """Record a wrapper. Of several (nested, or one per layer), the wrapper recorded last is the outermost."""
+    """Record a wrapper's name and options. If there are several (nested, or one per layer), the outermost is
+    recorded last."""
     arguments = inspect.signature(called).bind(*args, **kwargs).arguments
     options = {key: _to_json(value) for key, value in list(arguments.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})

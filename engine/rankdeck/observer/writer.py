@@ -34,7 +34,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).
 class RankFile:
     """An open, locked event file.
 
-    `rank` may differ from the requested one; `last_step` is the last step already in the file when it was
+    `rank` may differ from the requested rank; `last_step` is the last step already in the file when it was
     claimed.
     """
 
@@ -141,7 +141,7 @@ class RankFile:
                 raise OSError("the script closed the event file")
             length = os.fstat(self._handle).st_size
             try:
-                while line:  # a second write fails with the reason for a short first one
+                while line:  # after a short write, a second one fails with the reason
                     line = line[os.write(self._handle, line) :]
             except OSError:
                 # A partial line would join with the next one.
@@ -162,8 +162,8 @@ def open_high_fd(path: str) -> int:
     """Open a file for appending, with a descriptor number above those that the script's own files get."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
-        # os.closerange in a script closes our descriptors too. The script's next file then got a low number,
-        # and steps were written into it.
+        # os.closerange in a script closes our descriptors too. If ours had a low number, the script's next
+        # file would get the same number, and steps would be written into that file.
         aside = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _MIN_FD)
     except OSError:  # The limit of descriptors is lower.
         return handle

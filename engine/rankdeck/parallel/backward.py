@@ -1,5 +1,5 @@
-"""The backward for all strategies, iteration over the autograd graph, and errors for losses that call
-autograd.grad."""
+"""Run the backward pass of all strategies, iterate over the autograd graph, and explain the errors of losses
+that call autograd.grad."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UNUSED_IN_GRAPH_TEXT = "appears to not have been used in the graph"
 
 
 def backward(total: Tensor, scale: float | Tensor) -> None:
-    """Run the backward of `total * scale`.
+    """Run the backward pass of `total * scale`.
 
     The total is multiplied by the scale because torch would import sympy if the scale were passed as the
     total's gradient.
 
-    Raises: ModelError if the backward needs weights that FSDP has freed.
+    Raises: ModelError if the backward pass needs weights that FSDP has freed.
     """
     try:
         (total * (scale.to(total) if isinstance(scale, Tensor) else scale)).backward()
@@ -36,9 +36,8 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
             raise
         raise ModelError(
             phrase(
-                "The backward pass needs weights that FSDP has freed: the model's forward or "
-                "its loss calls autograd.grad with create_graph=True, as a gradient penalty "
-                "does."
+                "The backward pass needs weights that FSDP has freed: the model's forward method or its "
+                "loss calls autograd.grad with create_graph=True, as a gradient penalty does."
             ),
             path="strategy.use",
             advice=USE_DDP,
@@ -46,7 +45,7 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
 
 
 def iter_graph_nodes(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
-    """Yield the autograd nodes that a backward from `starts` reaches, nearest first, including `starts`.
+    """Yield the autograd nodes that a backward pass from `starts` reaches, nearest first, including `starts`.
 
     The walk does not go past nodes in `stops`. A start may be None, which stands for the node of a tensor
     without a history.
@@ -71,7 +70,7 @@ def is_unused_in_graph(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
-    """Translate the error of a loss that differentiates with respect to tensors on another device or stage.
+    """Explain the error of a loss that differentiates with respect to tensors on another device or stage.
 
     The graph of the loss does not reach back to such tensors, for example the model's inputs.
 
@@ -95,12 +94,12 @@ def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
 def loss_of_valid(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
     """Return the loss's sum and count over the first `num_valid` samples of a batch (None: all).
 
-    With `num_valid` 0 both are zero, but the sum still supports a backward.
+    If `num_valid` is 0, both are zero, but a backward pass can still start from the sum.
     """
     with detached_loss_errors():
         if num_valid is None:
             return loss.function(outputs, targets)
-        # With no valid sample, one sample's loss times zero keeps a graph, so that a backward still runs.
+        # With no valid sample, one sample's loss times zero keeps a graph, so that backward still works.
         some = max(num_valid, 1)
         total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
     return (total, count) if num_valid else (total * 0, 0)

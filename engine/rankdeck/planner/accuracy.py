@@ -47,7 +47,7 @@ class DeviceAccuracy:
 def predict_run(run: RunDir) -> PlanLine | None:
     """Return the plan line for a run as configured, read from its directory or planned now.
 
-    None if the run never started.
+    Return None if the run never started.
 
     Raises:
         ConfigError: the run's configuration cannot be read.
@@ -103,8 +103,8 @@ def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
 def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
     """Return the ratio of measured to predicted step time.
 
-    The ratio is that of the newest run of the same model on the same GPU model. None if no such run has both
-    times; for a rehearsal, no step time is predicted.
+    The ratio is that of the newest run of the same model on the same GPU model. Return None if no such run
+    has both times; a rehearsal has no predicted step time.
     """
     gpu = _gpu_name(target.devices[0].name)
     for run in runs:

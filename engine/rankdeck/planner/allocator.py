@@ -166,9 +166,9 @@ def peak_reserved_bytes(
 ) -> int:
     """Return the peak of reserved bytes of an allocator that replays the log.
 
-    Blocks of the sizes in `preallocated_bytes` are allocated first and never freed. With `side_streams`,
-    communication buffers are allocated on their own streams. `limit_bytes` is the memory that the allocator
-    can reserve; the result exceeds it only if the log cannot fit.
+    Blocks of the sizes in `preallocated_bytes` are allocated first and never freed. If `side_streams` is
+    true, communication buffers are allocated on their own streams. `limit_bytes` is the memory that the
+    allocator can reserve; the result exceeds it only if the log cannot fit.
     """
     allocator = CachingAllocator(limit_bytes)
     for index, num_bytes in enumerate(preallocated_bytes):

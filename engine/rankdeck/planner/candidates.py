@@ -128,9 +128,10 @@ def representative_ranks(
 ) -> dict[int, int]:
     """Return, for every rank, the rank whose plan also applies to it.
 
-    Replicas and ranks of one tensor group have tensors of equal shapes; stages differ. `alike` gives, for
-    every slice of sharded weights, the index of the first slice with the same shapes; if `alike` is empty,
-    all slices are treated as equal to the first slice.
+    `equal_ranks` is the rule in the strategy's spec. In a mesh, replicas and the ranks of one tensor group
+    have tensors of equal shapes; stages differ. `alike` gives, for every slice of sharded weights, the index
+    of the first slice with the same shapes; if `alike` is empty, all slices are treated as equal to the first
+    slice.
     """
     if equal_ranks == "all":
         return dict.fromkeys(range(num_devices), 0)
@@ -165,7 +166,8 @@ class TargetDevice:
 
     @classmethod
     def of_gpu(cls, gpu: DeviceInfo | GpuStatus, others_bytes: int = 0) -> TargetDevice:
-        """Return the target device for an existing GPU; its total memory excludes what the driver keeps."""
+        """Return the target device for an existing GPU; its total memory excludes what the driver
+        reserves."""
         total_bytes = None if gpu.total_bytes is None else gpu.total_bytes - (gpu.driver_bytes or 0)
         return cls(gpu.name, total_bytes, others_bytes, gpu_model(gpu.name, total_bytes))
 
@@ -204,8 +206,8 @@ class Target:
         return len(self.devices)
 
     def to_tables(self, across: Sequence[str]) -> TomlTable:
-        """Return the configuration tables for these devices and hosts, so that the configuration rules check
-        them."""
+        """Return the configuration tables for these devices and hosts, for a check by the configuration
+        rules. `across` lists the mesh axes whose groups may span hosts."""
         hosts = {name: self._devices_option(count) for name, count in self.by_host.items()}
         of_hosts = {"use": list(hosts), "devices": hosts, "across": list(across)} if hosts else {}
         return {"devices": {"use": self._devices_option(self.num_devices)}, "hosts": of_hosts}

@@ -53,7 +53,7 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class PassRequest:
-    """The rank to run: `config` names its strategy and devices; `num_devices` is the number of devices."""
+    """Request to run one rank: `config` names the strategy; `num_devices` is the run's number of devices."""
 
     config: RunConfig
     num_devices: int
@@ -104,7 +104,7 @@ class PassResult:
 class NotTraceableError(Exception):
     """Error for a model that was built, but whose steps cannot run on fake tensors.
 
-    `persistent` holds the memory of the weights, gradients and optimizer state, by the device's index in the
+    `persistent` is the memory of the weights, gradients and optimizer state, by the device's index in the
     run. `num_weights` is set if the steps failed only because fake tensors have no values.
     """
 
@@ -262,7 +262,8 @@ def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes
 
 @contextlib.contextmanager
 def _process_group(request: PassRequest) -> Iterator[None]:
-    """Keep a fake process group open if the strategy uses ranks; its collectives complete at once."""
+    """Enter a context with a fake process group if the strategy uses ranks; its collectives complete at
+    once."""
     if request.config.strategy_spec.one_process:
         yield
         return

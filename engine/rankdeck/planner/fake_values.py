@@ -42,8 +42,9 @@ class FakeValues:
     The training loop and torch read losses, norms and flags reduced across ranks, none of which affects
     memory; any two tensors compare as equal. What a model computes may depend on a value that it reads. Such
     a read is answered by `answers` (value_answers.py); without `answers`, it raises the usual error of fake
-    tensors. If the model only checks whether a batch has no padding, `has_padding` decides. The loss scaler,
-    which checks whether gradients are infinite, gets 0: otherwise no optimizer step would ever run.
+    tensors. If Hugging Face's masking code checks whether a batch has no padding, the answer follows from
+    `has_padding`. The loss scaler, which checks whether gradients are infinite, gets 0: otherwise no
+    optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:
@@ -52,7 +53,7 @@ class FakeValues:
         self.module_depth = 0
         self.recorder: StepRecorder | None = None
         self.has_workspaces = False
-        """Whether a kernel has run that keeps a workspace for backward; only the kernel knows the workspace's
+        """Whether a kernel has run that keeps a workspace for the backward pass; only the kernel knows its
         size."""
         self.forgets_elements = False
         """Whether a sparse tensor was created whose number of elements depends on values and is therefore
@@ -62,7 +63,7 @@ class FakeValues:
 
     @contextlib.contextmanager
     def track_modules(self) -> Iterator[None]:
-        """Enter a context that tracks whether a module's forward is running."""
+        """Enter a context that tracks whether a module's forward method is running."""
 
         def enter(*_: Any) -> None:
             self.module_depth += 1
@@ -81,14 +82,15 @@ class FakeValues:
                 handle.remove()
 
     def _is_model_reading(self) -> bool:
-        """Check whether it is the model that is reading a value.
+        """Check whether the code that is reading a value belongs to the model.
 
-        Checkpointed blocks recompute their forward in backward, outside the module's own call.
+        Checkpointed blocks recompute their forward pass during the backward pass, outside the module's own
+        call.
         """
         return bool(self.module_depth) or (self._answers is not None and in_backward())
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """Return the result of an operation."""
+        """Return the result of the operation `func` on fake tensors."""
         if func in VALUE_OPS and _is_read_by(MASKING_MODULE):
             return not self._has_padding
         if func in VALUE_OPS and not self._is_model_reading():
@@ -141,7 +143,7 @@ def _is_read_by(reader: str) -> bool:
         if name == reader:
             return True
         between = name == "torch" or name.startswith(("torch.", "rankdeck."))
-        if not between or name.startswith("torch.optim"):  # called by the scaler; its reads are its own
+        if not between or name.startswith("torch.optim"):  # an optimizer's reads are not its caller's
             return False
         frame = frame.f_back
     return False

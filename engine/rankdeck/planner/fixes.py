@@ -66,9 +66,8 @@ _FIT_TEXTS = {
     TIGHT: tr_noop("{what} is tight on {devices}: {size} on the fullest device."),
 }
 _NOTHING_FITS_TEXT = tr_noop(
-    "This model cannot be trained on {devices}, nor on more of them: even the smallest plan, "
-    "{what}, needs {size} more on the fullest device. Use a smaller model, or devices with "
-    "more memory."
+    "This model cannot be trained on {devices}, or on more devices of this kind: even the smallest plan, "
+    "{what}, needs {size} more on the fullest device. Use a smaller model, or devices with more memory."
 )
 _NOTHING_FITS_HERE_TEXT = tr_noop(
     "This model cannot be trained on {devices}: even the smallest plan, {what}, needs {size} "
@@ -109,7 +108,7 @@ def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[
 
 
 def _optimizer_options(optimizer: str) -> Collection[str]:
-    """Return the options of a torch optimizer; return nothing for any other optimizer."""
+    """Return the names of a torch optimizer's options, and no names for any other optimizer."""
     if optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer].options.model_fields
     module, _, name = optimizer.rpartition(":")
@@ -128,7 +127,7 @@ def single_fixes(
 ) -> Iterator[PlanLine]:
     """Yield a plan line for each single change that saves memory, if `line` does not fit or is tight.
 
-    With `always`, do this even for a line that fits.
+    If `always` is true, do this even for a line that fits.
     """
     if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
         return
@@ -161,9 +160,9 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """Yield one line that says what fits, or that nothing fits.
+    """Yield one line: changes or devices with which the run fits, or else how much memory is missing.
 
-    Yield nothing if a given line already fits, or if no line has a prediction.
+    Yield nothing if one of `lines` already fits, or if none of them has a prediction.
     """
     planned = [line for line in lines if line.verdict != CANNOT and line.devices]
     if not planned or any(line.verdict in (FITS, TIGHT) for line in planned):
@@ -216,7 +215,7 @@ def _combined_candidates(planned: Sequence[PlanLine], base: RunConfig, target: T
         *([Candidate("fsdp")] if target.num_devices > 1 else []),
     ]
     hopeless = {line.label for line in planned if _is_hopeless(line)}
-    # reversed: of equal labels the first candidate, the configured one, is kept.
+    # reversed, so that of equal labels, the first candidate (the configured one) wins.
     by_label = {candidate.label: candidate for candidate in reversed(candidates)}
     return [candidate for label, candidate in by_label.items() if label not in hopeless]
 
@@ -280,7 +279,7 @@ def _on_more_devices(
 ) -> PlanLine | None:
     """Return the line with the smallest number of devices on which sharded weights fit, found by doubling.
 
-    None if more devices do not help.
+    Return None if more devices do not help.
     """
     first = target.devices[0]
     kinds = {(device.gpu, device.total_bytes) for device in target.devices}

@@ -42,8 +42,8 @@ def planning_mode(
     """Enter a context in which strategies build and train models on fake tensors, as on a GPU with NCCL
     (`like_cuda`) or on a CPU with gloo; yield the strategies' backend.
 
-    `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
-    so that the model also works on real tensors.
+    `on_model_built` is called after each model is built. If `initial_values` is true, the weights are
+    initialised, so that the model also works on real tensors.
     """
     replaced = AttributePatches()
     try:
@@ -239,8 +239,8 @@ def _to_fp32(value: Any) -> Any:
 
 # Data sets of a plan: batches of fake tensors, with the shapes of a run's largest batches.
 #
-# For a user's own data the largest real batch of each size is read, so that its structure, and numbers beside
-# its tensors, are as in the run.
+# For a user's own data the largest real batch of each size is read, so that its structure, and numbers
+# outside its tensors, are as in the run.
 
 
 def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> SampleSet:
@@ -251,8 +251,7 @@ def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> Sa
 
 
 class ShapeDataset:
-    """A data set whose samples are known only by their common shape; its batches stack samples of that
-    shape."""
+    """Stand-in for a data set whose samples all have one shape; batches stack samples of that shape."""
 
     is_random = False
 

@@ -120,8 +120,8 @@ def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -
     """Return the sizes of a data set's samples and batches, which the planner needs to plan the largest
     batch.
 
-    A data set that cannot be read is treated as uniform: every candidate then also fails to read it, and
-    explains why.
+    A data set that cannot be read is treated as uniform: planning a candidate then fails as well, and reports
+    the reason.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM

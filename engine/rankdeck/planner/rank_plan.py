@@ -1,8 +1,8 @@
 """Build a candidate's plan line from its ranks' plans; add memory outside the allocator and a verdict.
 
 `plan_rank` runs in its own process (pool.py) and always returns a result. Of several equal ranks, only one is
-planned. If a model cannot be traced, the line says so and contains only what is certain (persistent state).
-Read fake_pass.py first.
+planned. If a model cannot be traced, the line states this and contains only what is certain (persistent
+state). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _DDP_FALLBACK_NOTE = phrase(
 
 
 class RankPlan(TranslatableStruct):
-    """Memory and work of one rank's devices in a step; if unknown, `reason` says why.
+    """Memory and work of one rank's devices in a step; if they are unknown, `reason` explains why.
 
     `bound` and `refusal` are described in PlanLine, `alike` in candidates.py, `operations` and `mesh` in
     run/movement.py.
@@ -102,8 +102,8 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """Return one rank of each group of equal ranks; rank 0's plan, if in `planned`, says which weight slices
-    are equal. With `movement`, return all ranks if ranks with equal memory send to different peers."""
+    """Return one rank per group of equal ranks, based on the equal weight slices in rank 0's plan if
+    `planned` has it. If `movement` is true, return all ranks if equal ranks send to different peers."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
@@ -223,7 +223,7 @@ def _plan_device(
     result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
     """Return the memory that the pass's device `device_index` would need on the target's device `index`."""
-    # cuBLAS workspaces lie inside the allocator, from the first matmul on.
+    # cuBLAS workspaces are inside the allocator, from the first matmul on.
     peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
     by_kind = {
         kind: num_bytes for kind, num_bytes in result.devices[device_index].peak_by_kind.items() if num_bytes
@@ -247,7 +247,7 @@ def _plan_device(
         constants_bytes = bytes_outside_allocator(config, device, target.num_devices)
         limit_bytes = device.room_bytes - constants_bytes
         tight_bytes = int(TIGHT_SHARE * device.room_bytes) - constants_bytes
-        # Only near its limit does the allocator release cached segments: only then is the log replayed again.
+        # The allocator releases cached segments only near its limit: only then is the log replayed again.
         if reserved_at_most > tight_bytes:
             needed_bytes, reserved_at_most = reserved(tight_bytes), reserved(limit_bytes)
     return PlannedDevice(

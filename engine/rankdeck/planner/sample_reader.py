@@ -106,7 +106,7 @@ class _SampleReader:
         self._has_padding = False
 
     def read(self) -> Samples:
-        # Batches of one repeated sample tell "longest" (unchanged) from "sum" (multiplied).
+        # Batches of one repeated sample distinguish "longest" (unchanged) from "sum" (multiplied).
         self._probe_artificial([0, 0])
         self._probe_artificial([0, 0, 0])
         self._read_other_samples()
@@ -161,7 +161,7 @@ class _SampleReader:
         ]
         growth = find_growth(probes)
         if growth.rule == UNKNOWN and not is_of_tensor:
-            return Growth("longest")  # a number that is no size: the batch's own is kept
+            return Growth("longest")  # a number that is not a size: the batch's own is used
         return growth
 
     def _read_other_samples(self) -> None:
@@ -196,7 +196,7 @@ class _SampleReader:
             num //= 2
 
     def _read_run_batches(self, num: int, how_many: int) -> None:
-        """Read `how_many` batches of `num` samples, in the run's order if all samples are known."""
+        """Read `how_many` batches of `num` samples, in the run's order if all samples have been read."""
         train, num_samples = self._config.train, len(self._train)
         if num > num_samples:
             return
@@ -217,7 +217,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to measure an artificial batch; ignore errors that the data set raises while reading it."""
+        """Try to measure a batch that may never occur in a run; ignore errors that the data set raises."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])

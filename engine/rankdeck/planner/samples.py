@@ -1,5 +1,5 @@
-"""Find the largest batch that a run reads, from the sizes of the user's samples and the
-rule by which batches are made from them.
+"""Find the largest batch that a run reads, from the sizes of the user's samples and the rule by which batches
+are made from them.
 
     samples         are read one by one, until all are read or the time is up
     a few batches   are read as a run reads them, to find the rule that their sizes follow
@@ -28,7 +28,7 @@ from rankdeck.data.samplers import EpochLayout, epoch_order
 from rankdeck.parallel.pytree import map_tensors
 
 _MAX_DRAWN = 5_000_000
-"""Maximum number of samples in the simulated epochs; later epochs are assumed to be similar."""
+"""Maximum number of samples in the simulated epochs; later epochs are assumed to have similar batches."""
 
 Sizes = tuple[int, ...]
 
@@ -45,7 +45,7 @@ class LargestBatch:
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Shapes and sizes of a data set's samples and batches, as far as they are known.
+    """Shapes and sizes of a data set's samples and batches, based on those that were read.
 
     `num_dims` lists the number of dims of each tensor in a batch, and -1 for each number outside a tensor.
     `sizes` and `growths` have one entry for each of these dims and numbers; both are empty if batches differ
@@ -103,8 +103,8 @@ class Samples(msgspec.Struct, frozen=True):
             return ""
         if not self._has_rules:
             return phrase(
-                "At least this much: it is unknown how batches grow with their samples; the "
-                "plan is for the largest of {batches} batches that were read.",
+                "At least this much: batch sizes follow no rule that the planner recognizes; the plan is "
+                "for the largest of {batches} batches that were read.",
                 batches=self.num_read,
             )
         if self._is_end_to_end:
@@ -262,12 +262,12 @@ def _is_varied(sizes: Sequence[int]) -> bool:
 
 # Rules by which a batch's sizes follow from its samples' sizes, found by reading both.
 #
-#     longest    as the largest of them: padded batches, and what is the same in all
-#     sum        as all of them together: stacked samples, graphs and packed sequences laid end to end.
-#                Of each sample `shared` is counted once for all, as in offsets (1 + samples)
-#     unknown    neither, in one of the batches that were read
+#     longest    the largest of them: padded batches, and sizes that are equal in all samples
+#     sum        their sum: stacked samples, and graphs or packed sequences joined end to end. The part
+#                `shared` of each size is counted only once per batch, as in offsets (1 + samples)
+#     unknown    neither of these, in at least one of the batches that were read
 #
-# A size is one dim of one tensor, or a number beside the tensors (`max_length`, `num_graphs`). Stacking one
+# A size is one dim of one tensor, or a number outside the tensors (`max_length`, `num_graphs`). Stacking one
 # sample instead made plans 9 to 68 % too low for graphs and packed sequences.
 
 LONGEST: Literal["longest"] = "longest"
@@ -275,7 +275,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""(a dim's length, or a number, in each sample of a batch when read alone; its value in the whole batch)."""
+"""A dim's length, or a number: (its values in a batch's samples, each read alone; its value in the batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -285,7 +285,8 @@ class Growth(msgspec.Struct, frozen=True):
     shared: int = 0
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
-        """Return each batch's size (B,) from the `sizes` of its samples (B, N). The rule must be known."""
+        """Return each batch's size (B,) from the `sizes` of its samples (B, N). The rule must not be
+        "unknown"."""
         if self.rule == LONGEST:
             return sizes.amax(dim=1)
         return sizes.sum(dim=1) - self.shared * (sizes.shape[1] - 1)

@@ -116,8 +116,8 @@ def _flatten(values: Any) -> list[Any]:
 # Range of the step time, from what devices compute, wait for and send.
 #
 #     single, model       the sum of what each device computes: one after the other
-#     dp                  the slowest device, and what device 0 moves alone
-#     ddp, fsdp, tensor   the slowest rank; sends are hidden under it at best, and come on top at worst
+#     dp                  the slowest device, plus what device 0 transfers alone
+#     ddp, fsdp, tensor   the slowest rank; sends overlap with it at best, and are added to it at worst
 #     pipeline            the slowest stage, longer by its bubble
 #
 # Good enough to rank strategies, not to promise a time. `calibrated`: a measured step of the same model on
@@ -163,7 +163,7 @@ def estimate_step_time(
 # Recording what one rank's devices compute and send in the last step, which runs on shapes only.
 #
 #     marks of phases (profiling/spans.py)  +  operations with their FLOPs  +  collectives, sends and copies
-#       -> parts of the rank, device by device in order (run/movement.py)
+#       -> operations of the rank, device by device, in order (run/movement.py)
 #
 # All three have timestamps: an operation belongs to its device's phase at that time, and a transfer splits a
 # phase in two.

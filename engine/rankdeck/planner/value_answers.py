@@ -5,7 +5,7 @@ The first of these kinds of answers that works for the model is used, and makes 
 
     largest shapes    upper bound: tensors whose shape depends on values are as large as possible (every token
                       to every expert)
-    recorded values   lower bound: the forward of a small model is computed once on the run's first samples
+    recorded values   lower bound: if the model is small, its forward pass is run on the first samples
     fixed answers     lower bound: the larger of two plans, one with "yes" as the answer to every read, the
                       other with "no"
 
@@ -39,8 +39,8 @@ from rankdeck.torch_compat.modules import apply_to_tensors
 from rankdeck.training import workload as workloads
 
 MAX_WORK = 10**11
-"""Maximum product of the number of weights and the number of input elements; a forward of that size takes a
-few seconds."""
+"""Maximum product of the number of weights and the number of input elements; a forward pass of that size
+takes a few seconds."""
 _NAME_ATTRIBUTE = "_rankdeck_name"
 _MAX_QUESTIONS = 1_000
 _aten = torch.ops.aten
@@ -127,14 +127,14 @@ class FixedAnswer:
 
 
 class RecordedAnswers:
-    """Values that a model read in a forward on real tensors, by module, operation and kind of dtype."""
+    """Values that a model read in a forward pass on real tensors, by module, operation and kind of dtype."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], list[Any]] = {}
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """Number of true elements per mask, by the key of the mask's storage; backward reuses the numbers."""
+        """Number of true elements of each mask, by the mask's storage key; reused in the backward pass."""
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:
@@ -171,10 +171,10 @@ class RecordedAnswers:
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
         """Return how many reads with this `key` the module `asker` has made before.
 
-        The count restarts from zero when backward recomputes a block.
+        The count restarts from zero when the backward pass recomputes a block.
         """
         counts, backward = vars(self._thread_counts), backward_id()
-        # A recomputed forward reads the same values in the same order, so each backward restarts the count.
+        # A recomputed forward pass reads the same values in order, so each backward pass restarts the count.
         if counts.get(asker, (None, {}))[0] != backward:
             counts[asker] = backward, {}
         num_reads = counts[asker][1]
@@ -182,7 +182,7 @@ class RecordedAnswers:
         return int(num_reads[key])
 
     def _replay_in_backward(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Return the result of an operation that autograd itself runs in backward."""
+        """Return the result of an operation that autograd itself runs in the backward pass."""
         out = self._fallback(func, args, kwargs)
         mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
         rows = None if mask is None else self._mask_rows.get(storage_key(mask.untyped_storage()))
@@ -237,11 +237,11 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """Record the values that the model's first forward reads; None if the forward is too large to compute, or
-    fails.
+    """Record the values that the model reads in its first forward pass; return None if the pass is too large
+    to compute, or fails.
 
-    The forward gets as many samples as each forward of the run does. They are the run's largest batch if
-    batches vary in size, otherwise the first samples.
+    The pass gets as many samples as each forward pass of the run: those of the run's largest batch if batches
+    vary in size, otherwise the first samples.
     """
     train = config.train
     num_samples = max(1, train.global_batch // least_batch(config, num_devices))

@@ -1,6 +1,6 @@
 """Simulate compute time: each virtual device takes as long as its FLOPs need at a given rate.
 
-    slot = FLOPs of a forward or backward / rate       the device computes, then sleeps until its slot ends
+    slot = FLOPs of a forward or backward pass / rate     the device computes, then sleeps to the slot's end
 
 Four devices that compute on two cores show no bubble or overlap; four devices that mostly sleep do. In the
 first step every slot's FLOPs are counted, in the second the real computation is timed, and from the third on
@@ -81,9 +81,9 @@ class _ThreadState(threading.local):
 class SimulatedPace:
     """Pacing of one rank's devices; a rate shared by all ranks determines how long a device's slots last.
 
-    `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
-    `communicates_in_forward`, a device may wait for other ranks in the middle of a slot; that wait does not
-    count as computation.
+    `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. If
+    `communicates_in_forward` is true, a device may wait for other ranks in the middle of a slot; that wait
+    does not count as computation.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SimulatedPace:
             # CPU time: on shared cores, wall time would include other ranks.
             slot.compute_s += time.thread_time() - left.cpu_started_s
             slot.num_timed += 1
-        # A backward with paced gradients has slept for its slot already.
+        # A backward pass with paced gradients has already slept for its slot.
         elif left.key[1] in PACED_PHASES and not left.done_share:
             self._sleep_until_share(left, 1.0)
 
@@ -175,10 +175,10 @@ class SimulatedPace:
             inside.slept_s += goal_s - spent_s
 
     def pace_backward(self, module: nn.Module) -> None:
-        """Spread the gradients across a backward's slot, so that each is ready when its share of the work is
-        done.
+        """Spread the gradients across the slot of a backward pass, so that each is ready when its share of
+        the work is done.
 
-        Communication that starts inside the backward then overlaps with it.
+        Communication that starts during the backward pass then overlaps with it.
         """
         shares = _work_shares(module)
 
@@ -297,7 +297,8 @@ def _round_down(value: float) -> float:
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """Return each parameter's share of the backward's work, by id: estimated from sizes, 0 for embeddings."""
+    """Return each parameter's share of the backward pass's work, by id: estimated from its size, 0 for
+    embeddings."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1
@@ -309,7 +310,7 @@ class _FlopCounterMode(DispatchMode):
     current slot."""
 
     def __init__(self, thread: _ThreadState) -> None:
-        from torch.distributed.tensor import DTensor  # half a second that runs at real pace should not pay
+        from torch.distributed.tensor import DTensor  # takes 0.5 s, too much for runs at real pace
 
         super().__init__()
         self._thread = thread

@@ -7,8 +7,8 @@ records nothing. On CPU the host's clock is read. On a GPU, CUDA events are reco
 the start and end of a phase and read after they have completed, a step or more later, so nothing waits for
 them. Idle time is not marked: it is the time between two phases (anatomy.py).
 
-With a simulated pace the same spans define a device's slots; simulated_pace.py makes each slot last its full
-time.
+If compute time is simulated, each span is also a slot: simulated_pace.py lets the device sleep at the end of
+a forward or backward slot until the simulated time has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def newest_microbatch() -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class LateSpan:
-    """A phase that is known only after its step; `started` is Unix time."""
+    """A phase that becomes known only after its step has ended; it started at `started` (Unix time)."""
 
     device: int
     name: str
@@ -75,7 +75,7 @@ class _Sample:
 
 
 class _PhaseContext:
-    """Context that `phase` returns inside a sampled step or under a simulated pace."""
+    """Context that `phase` returns in a sampled step, or if compute time is simulated."""
 
     def __init__(self, spans: SpanRecorder, mark: PhaseSpan) -> None:
         self._spans = spans
@@ -100,8 +100,7 @@ class SpanRecorder:
     ) -> None:
         self.pace = pace
         self.find_late_spans: Callable[[], Iterable[LateSpan]] = tuple
-        """Callback that is called one step after a sampled step, and returns phases that are known only then.
-        """
+        """Callback that returns the late spans of a sampled step; called at the end of the next step."""
         self._num_devices = len(devices)
         self._clock = GpuClock(devices) if devices[0].type == "cuda" else HostClock()
         self._sample: _Sample | None = None
@@ -140,8 +139,10 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """Start a phase on all the rank's devices; return a context that ends the phase when it exits, which
-        must happen on this thread."""
+        """Start a phase on all of the rank's devices, and return a context that ends the phase on exit.
+
+        The calling thread must be the one that exits the context.
+        """
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))
@@ -174,7 +175,10 @@ class SpanRecorder:
             sample.marks.append(mark)
 
     def start_step(self, step: int, *, record: bool, is_tracked: bool = False) -> None:
-        """Start a step. `is_tracked` says whether the memory ledger tracks the step, which slows it down."""
+        """Start a step, and record its phases if `record` is true.
+
+        `is_tracked` means that the memory ledger tracks the step, which slows it down.
+        """
         self._active = record or self.pace is not None
         if self.pace is not None:
             self.pace.start_step()
@@ -208,9 +212,10 @@ class SpanRecorder:
     def take_samples(
         self, rank: int, device_indices: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
-        """Yield the samples whose times are known, each with the seconds that recording its marks took.
+        """Yield each sample whose times are known, with the seconds that recording its spans took.
 
-        With `wait`, wait for the times of all samples. `device_indices` are the devices' indices in the run.
+        If `wait` is true, wait until the times of all samples are known. `device_indices` lists the indices
+        of the rank's devices within the run.
         """
         while self._waiting and (wait or (self._num_ready and self._waiting[0].is_ready())):
             sample = self._waiting.popleft()
@@ -304,7 +309,7 @@ class HostClock:
 
 
 class _StepEvent:
-    """The event at the start of a step on one device; its host time is known once the event has completed."""
+    """The CUDA event at the start of a step on one device; its host time is known once it has completed."""
 
     def __init__(self, event: torch.cuda.Event, host_s: float | None, before: _StepEvent | None) -> None:
         self.event = event

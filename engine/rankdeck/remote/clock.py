@@ -10,7 +10,7 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """Clock offset, taken from the answer with the shortest round trip in the last `WINDOW_S` seconds.
+    """Offset of a remote clock, from the answer with the shortest round trip in the last `WINDOW_S` seconds.
 
     The error of the offset is at most half of that round trip.
     """
@@ -21,16 +21,18 @@ class ClockOffset:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=120)
 
     def add_answer(self, asked_s: float, there: float) -> None:
-        """Add the remote clock's time `there`, which was requested at `asked_s` (CLOCK_MONOTONIC) and has
-        just arrived."""
+        """Add a sample from an answer that has just arrived.
+
+        `asked_s` is the local time of the request (CLOCK_MONOTONIC), `there` the remote time in the answer.
+        """
         back = time.time()
         self.add_sample(back - (time.monotonic() - asked_s), there, back)
 
     def add_sample(self, sent: float, there: float, back: float) -> None:
         """Add a sample of both clocks, in Unix seconds.
 
-        `sent` and `back` are local times of the request and the answer; `there` is the remote time between
-        them.
+        The request was sent at the local time `sent` and answered at the remote time `there`; the answer
+        arrived at the local time `back`.
         """
         if not sent <= back:
             return  # the local clock was set back

@@ -30,7 +30,7 @@ def launch_on_hosts(
     """Start a run on the configured hosts; return the coordinator's name and the result of its command.
 
     `runs` is the folder of runs on the local host, or on every host if the run does not use the local one.
-    `report(host, text)` reports progress.
+    `report(host, text)` is called with messages about the progress.
 
     Raises:
         MachineError, ConfigError: a host cannot be reached, or its part cannot be started.
@@ -56,8 +56,10 @@ def launch_on_hosts(
 def relaunch_on_hosts(
     run: str, names: Sequence[str], argv: Sequence[str], report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """Start a run's next attempt on these hosts. On the first host (the coordinator) the run is called
-    `run`."""
+    """Start a run's next attempt on the hosts `names` with `rankdeck resume`, to which `argv` is passed.
+
+    `run` is the run's name on the first host, the coordinator.
+    """
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
     with RemoteHosts(names, report) as hosts:
         hosts.connect()
@@ -68,7 +70,7 @@ def relaunch_on_hosts(
 def _launch(
     hosts: RemoteHosts, address: str | None, command: Callable[[RemoteHost, str], Sequence[str]]
 ) -> tuple[str, CommandResult]:
-    """Start the coordinator's part, then the nodes'.
+    """Start the coordinator's part of a run, then the parts of the other hosts.
 
     `command(host, run)` returns the command for a host; `run` is the run's name on the coordinator, empty
     until it is known.
@@ -96,7 +98,7 @@ def _launch(
 
 
 def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
-    """Wait until the coordinator's command has printed the run's path, then stop the run at that path."""
+    """Wait until `first`, the coordinator's command, has printed the run's path; then stop that run."""
     coordinator = first.host
     hosts.poll_until(lambda: first.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S)
     path, stopped = first.result().path, first
@@ -124,7 +126,7 @@ def _wait_for_results(
 ) -> CommandResult:
     """Wait until all commands have ended and return the result of the last one in `commands`.
 
-    `run_location` is the location of the coordinator's part, which an error's advice mentions.
+    `run_location` is the path of the coordinator's part of the run ("host:path"), for the advice in an error.
 
     Raises:
         MachineError, ConfigError: a part could not be started.

@@ -1,9 +1,9 @@
-"""Remote end of the pipe: `rankdeck serve --stdio`, started by ssh on the host.
+"""Run the remote end of the pipe: `rankdeck serve --stdio`, started by ssh on the host.
 
-One process with one thread. It runs rankdeck commands as a user on the host would, and sends new data of the
-followed runs. It stores no state of its own, and runs continue without it. It exits when the pipe ends, when
-it receives an invalid message, or when no ping has arrived for half a minute, because ssh may take minutes to
-notice a lost connection, or never notice it.
+The server is one process with one thread. It runs rankdeck commands as a user on the host would, and sends
+new data of the followed runs. It stores no state of its own, and runs continue without it. It exits when the
+pipe ends, when it receives an invalid message, or when no ping has arrived for half a minute, because ssh may
+take minutes to notice a lost connection, or never notice it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HostServer:
         self._last_scan_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client is gone."""
+        """Serve requests until the client disconnects or has been silent for too long."""
         read_end, write_end = self._pipe_fds
         for handle in self._pipe_fds:
             os.set_blocking(handle, False)

@@ -20,7 +20,7 @@ _MAX_OUTPUT_BYTES = 1 << 20
 
 
 class CommandResult(msgspec.Struct):
-    """JSON result of a command that starts a run: the run's location, or the problems.
+    """JSON result of a command that starts a run: the run's location, or the problems if it did not start.
 
     `place` is the address at which other hosts join the run.
     """
@@ -74,7 +74,7 @@ class RemoteCommand:
 
 
 class RemoteHost:
-    """One remote host. `folder` is where the sent archive is unpacked.
+    """One remote host. `folder` is the folder on it that contains the unpacked archive of the code.
 
     `refusal` is the host's answer to a request that it refused; `error` is the reason why the host is no
     longer used. `on_output` is called with a command's output: the stream (1 or 2) and the bytes.

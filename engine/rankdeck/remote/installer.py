@@ -69,7 +69,7 @@ def build_wheel() -> bytes:
 
 
 def _wheel_files() -> Iterator[tuple[str, bytes]]:
-    """Yield (path in the wheel, bytes) of every file but RECORD."""
+    """Yield (path in the wheel, contents) for every file of the wheel except RECORD."""
     package = Path(rankdeck.__file__).parent
     for prefix, folder in (("rankdeck", package), ("rankdeck/_presets", presets.presets_folder())):
         for file in sorted(folder.rglob("*")):

@@ -2,8 +2,8 @@
 
 The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
 the first connection is an error; later connections are retried for as long as the owner polls. The link sends
-its own pings to measure how old the received data is, because ssh notices a lost connection only after a
-quarter of a minute.
+its own pings to measure how old the received data is, because ssh notices a lost connection only after
+about 15 seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MAX_STDERR_BYTES = 1 << 14
 
 
 class HostLink:
-    """Connection to a host, identified by its ssh name. If the host is known to be reachable
-    (`is_reachable`), a failed first connection is retried too.
+    """Connection to the host with the ssh name `host`.
 
+    `is_reachable` means that the host has been reached before, so even a failed first connection is retried.
     `on_message` is called with each message. `on_up` is called whenever a connection is established, because
     requests made through the previous pipe must be repeated.
     """
@@ -65,7 +65,7 @@ class HostLink:
         return self._is_up
 
     def age_s(self) -> float:
-        """Return the age of the latest answered ping in seconds."""
+        """Return how many seconds ago the latest answered ping was sent."""
         return time.monotonic() - self._last_answer_s
 
     def send(self, message: wire.Message, body: bytes = b"") -> None:

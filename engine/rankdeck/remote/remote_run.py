@@ -37,7 +37,8 @@ class RemoteRun:
     """The run called `name` on a host; a context manager. Set `is_reachable` if the run was just started on
     that host.
 
-    With `keeps_copy` the copy is permanent, and mirroring fails if another process is writing the same copy.
+    If `keeps_copy` is true, the copy is permanent, and mirroring fails if another process is writing the same
+    copy.
     """
 
     def __init__(self, host: str, name: str, *, is_reachable: bool = False, keeps_copy: bool = False) -> None:
@@ -120,7 +121,7 @@ class RemoteRun:
             self._copy_ready.set()
 
     def _record_clock(self) -> None:
-        """Store the clock offset; the copy is ready only once its times can be corrected."""
+        """Store the host's clock offset; the copy is not ready until its times can be corrected."""
         if self._mirror is not None and self.link.clock.offset_s is not None:
             self._mirror.update_clock(self.link.clock)
             if self._has_status:
@@ -309,7 +310,7 @@ class RunMirror:
     def _set_alive(self, *, is_alive: bool) -> None:
         if is_alive:
             (self.run.path / synced_files.END_FILE).unlink(missing_ok=True)  # the run was resumed
-            # Local readers take a run whose lock is held for alive.
+            # Local readers consider a run alive if its lock is held.
             fcntl.flock(self._guard_lock, fcntl.LOCK_EX)
         else:
             fcntl.flock(self._guard_lock, fcntl.LOCK_UN)

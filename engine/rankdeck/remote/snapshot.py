@@ -2,7 +2,7 @@
 
 The code consists of the files in the configuration's folder that git tracks or would add; without git, of the
 Python files and the lock file. Large files are left out: data is never copied. The unpacked folder is named
-after the archive's hash, so that the same code is stored only once. It is kept as long as the configuration
+after the archive's hash, so that the same code is stored only once. It remains as long as the configuration
 of a run on that host names it, since the run may be resumed at any time, and for a month longer.
 """
 
@@ -49,7 +49,7 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 
 def pack(config: RunConfig) -> bytes:
-    """Return the archive; the same contents give the same bytes.
+    """Return the archive of a configuration and its code; the same contents give the same bytes.
 
     Raises:
         ConfigError: there is too much code, or some of it is outside the configuration's folder.

@@ -28,7 +28,7 @@ CONNECT_TIMEOUT_S = 20
 _HOST_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
 _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
 _PERSIST_S = 30
-"""How long an unused shared connection stays open."""
+"""Time for which an unused shared connection stays open."""
 _CLOSE_TIMEOUT_S = 2.0
 _MAX_FOLDER_LENGTH = 50
 """Limit for the path length of the folder of sockets: a socket's path has at most 107 bytes, of which %C
@@ -130,7 +130,7 @@ def _is_private_folder(folder: Path) -> bool:
 
 
 def connection_error(host: str, code: int | None, lines: Sequence[str]) -> MachineError:
-    """Return the error for a failed connection, given ssh's exit code and output lines."""
+    """Return the error for a failed connection, based on ssh's exit code and output lines."""
     output = "\n".join(lines)
     # The status of a shell for a missing command, with which _SERVE_SCRIPT exits too.
     if code == 127:

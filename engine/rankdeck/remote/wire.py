@@ -1,4 +1,4 @@
-"""Messages sent through the pipe to a host: a JSON header on a line, then as many raw bytes as the header
+"""Define the messages in the pipe to a host: a JSON header on a line, then as many raw bytes as the header
 specifies.
 
 The client (local end) sends requests, the server (remote end) answers and reports. Neither trusts the other:
@@ -109,7 +109,7 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class Output(Message, frozen=True, kw_only=True):
-    """A command's output; `stream` is 1 or 2."""
+    """A piece of a command's output; `stream` is 1 (stdout) or 2 (stderr)."""
 
     number: int
     stream: int
@@ -180,7 +180,7 @@ TO_CLIENT: msgspec.json.Decoder[ToClient] = msgspec.json.Decoder(ToClient)
 
 
 class MessageReader(Generic[M]):
-    """Parser of messages from a pipe. With `skips_greeting`, lines before the first message are skipped."""
+    """Parser of messages from a pipe; `skips_greeting` makes it skip the lines before the first message."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M], *, skips_greeting: bool = False) -> None:
         self._decoder = decoder

@@ -122,16 +122,16 @@ class StepAnatomy:
 
     @property
     def pipeline_window(self) -> tuple[float, float] | None:
-        """Start of a pipeline's first forward and end of its last backward, in seconds; None without a
-        pipeline."""
+        """(Start of the first forward pass, end of the last backward pass) of a pipeline, in seconds; None
+        without a pipeline."""
         work = [span for row in self.rows for span in row.microbatch_work()]
         return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
 
     def bubble(self, *, flushes: bool = True) -> float | None:
-        """Return the idle share of a pipeline's devices between its first forward and its last backward.
+        """Return a pipeline's bubble: its devices' idle share between first forward and last backward pass.
 
-        Without a flush, the pipelines of consecutive steps overlap, so the idle share of each device's own
-        step is used instead. None without a pipeline.
+        If `flushes` is False, the pipelines of consecutive steps overlap, so the idle share of each device's
+        own step is used instead. None without a pipeline.
         """
         window = self.pipeline_window
         if window is None:
@@ -267,7 +267,10 @@ class AnatomyCollector:
         return anatomy
 
     def bubbles(self, *, is_tracked: bool) -> Sequence[tuple[int, float, float]]:
-        """Return (step, bubble with a flush, bubble without a flush) of each complete step."""
+        """Return (step, bubble with a flush, bubble without a flush) for each complete step.
+
+        `is_tracked` selects either the steps that the memory ledger tracked or all others.
+        """
         return self._bubbles[is_tracked]
 
 

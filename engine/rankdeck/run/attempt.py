@@ -1,4 +1,4 @@
-"""Hold the state of one attempt of a run, built from the attempt's files, which may be read in any order.
+"""Store the state of one attempt of a run, built from the attempt's files, which may be read in any order.
 
 Only `cut` depends on another attempt: steps that a later attempt trains again are superseded and discarded.
 run_state.py combines the attempts.
@@ -48,7 +48,7 @@ class Attempt:
         self.is_stopping = False
         self.ended: events.RunEnded | None = None
         self.last_event_time = 0.0
-        """When the attempt's newest event was written (Unix seconds)."""
+        """Time at which the attempt's newest event was written (Unix seconds)."""
         self._max_rows = max_rows
         self.table = StepTable(max_rows)
         self.curves: StepCurves | ScriptCurves | None = None
@@ -61,7 +61,7 @@ class Attempt:
         self.num_steps_counted: int | None = None
         self._hang: HangWarning | None = None
         self._progress_time = 0.0
-        """When a rank last reported a new phase, an evaluation or a checkpoint (Unix seconds)."""
+        """Time at which a rank last reported a new phase, an evaluation or a checkpoint (Unix seconds)."""
         self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.out_of_memory: dict[int, events.OutOfMemory] = {}
@@ -76,7 +76,7 @@ class Attempt:
         self.scaling = LossScaleHistory()
         self.joiner: StepJoiner | ScriptStepJoiner = StepJoiner()
         self._early_blocks: list[StepBlock] = []
-        """Steps that were read before the kind of the run was known."""
+        """Steps read before the supervisor's start event, which shows whether the run is a user script."""
         self.trained_steps = Series(32_768, 4_096, keyed=True)
         """Steps by the Unix time at which they ended, including steps that a later attempt trained again."""
         self.script = ScriptReports(metrics=LoggedMetrics(MAX_POINTS if max_rows is not None else None))
@@ -88,7 +88,7 @@ class Attempt:
 
     @property
     def hang(self) -> HangWarning | None:
-        """The warning about ranks that currently make no progress."""
+        """The warning about ranks that are currently making no progress."""
         if self.ended is not None or self.is_stopping or self.has_moved_on:
             return None
         return self._hang
@@ -287,7 +287,7 @@ class Attempt:
         return True
 
     def apply_event(self, source: EventPosition, event: events.AnyEvent) -> None:
-        """Apply an event of a kind for which the caller needs no result."""
+        """Apply an event of a type that `RunState` does not handle itself."""
         if isinstance(event, events.Phase | events.CheckpointSaved):
             self._progress_time = max(self._progress_time, event.t)
         match event:

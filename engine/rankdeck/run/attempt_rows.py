@@ -154,8 +154,8 @@ def _warm_up_end(attempts: Sequence[Attempt]) -> int:
 def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
     """Return the index of the first row in the `window_s` seconds before the end of the newest step.
 
-    If the newest attempt has no rows in memory, return the index after the last row, for which no pace is
-    known.
+    If the newest attempt has no rows in memory, return the index after the last row, because the recent pace
+    is unknown.
     """
     num_rows = _num_rows(attempts)
     if not attempts or not len(attempts[-1].table.rows[0]):
@@ -189,9 +189,9 @@ def _seconds_from(attempts: Sequence[Attempt], start: int) -> float | None:
 
 
 def _row_ranges(attempts: Sequence[Attempt], start: int) -> Iterator[tuple[Attempt, int]]:
-    """Yield the attempts that have rows at or after index `start`.
+    """Yield each attempt that has rows at or after `start`, an index into the rows of all attempts.
 
-    Each comes with the index of its last row before `start`, or -1.
+    The second item is the index, within the attempt, of its last row before `start`; -1 if it has none.
     """
     for attempt in attempts:
         if start < len(attempt.table):
@@ -220,7 +220,7 @@ def _samples_after(attempt: Attempt, row: int) -> float:
 
 
 def _mark_at(table: StepTable, row: int) -> Mark:
-    """Return the first mark at or after a dropped row, or else the last mark."""
+    """Return the first mark at or after the dropped row `row`; if there is none, the last mark."""
     return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
 
 

@@ -34,7 +34,7 @@ from rankdeck.run.step_blocks import StepBlock, to_blocks
 from rankdeck.run_dir import EventReader, LineCounts, parse_attempt
 
 _VALIDATED_LATER = (Spans, Observed, Collectives)
-"""Kinds of events that `Batch.add` accepts even if one of their values is absurd."""
+"""Types of events that `Batch.add` accepts even with implausible values; these are validated later."""
 _INT_LIMIT = 1 << 62
 """Limit for a number of bytes; no device has this many."""
 _MAX_UTILISATION = 100
@@ -146,9 +146,9 @@ class PeakColumns:
 
 @dataclass
 class MemoryColumns:
-    """Sampled steps of one device; steps for which only owners were observed are in separate columns.
+    """Sampled steps of one device; `owners` has those that count only tensors with a known owner.
 
-    `new_peaks` holds the complete reports of the steps whose peak is larger than all earlier peaks.
+    `new_peaks` lists the complete reports of the steps whose peak is larger than all earlier peaks.
     """
 
     measured: PeakColumns = field(default_factory=PeakColumns)
@@ -171,8 +171,8 @@ class Batch:
     """Events of any number of files; events of one file are in that file's order. The keys of each mapping
     start with the attempt's number.
 
-    `events` holds the infrequent kinds; `counts`, if set, holds the numbers of lines that the reader has been
-    unable to use so far.
+    `events` contains the infrequent types of events; `counts`, if set, is the number of lines that the reader
+    has been unable to use so far.
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from rankdeck import events
 
 _MAX_CHANGES = 8192
-"""Maximum number of changes per rank that wait for those of the other ranks."""
+"""Maximum number of stored changes per rank; if a rank has more, the comparison ends."""
 _MAX_SEARCHED = 64
-"""Maximum number of steps between two changes in which totals are searched for equality."""
+"""Number of steps after each change at which the ranks' totals are compared."""
 
 
 @dataclass(frozen=True)
 class CountDifference:
     """Ranks that have called a collective more or less often than the others since `step`.
 
-    `calls` are the numbers of calls of `name` in that step by rank, `totals` those in all steps from it to
-    `last_step`. `previous` is the number in the step before if that is the same on all ranks. `line`
-    ("file:line") is the line at which the number of calls changed, "" if unknown. In `num_apart` of these
-    steps, the ranks called it differently often, in `num_together` equally often.
+    `calls` maps each rank to its number of calls of `name` in `step`, `totals` to its number of calls from
+    `step` to `last_step`. `previous` is the number of calls in the step before `step`, None if the ranks
+    differed then. `line` ("file:line") is the line at which the number of calls changed, "" if unknown. In
+    `num_apart` of these steps, the ranks' numbers of calls differed, in `num_together` they were equal.
     """
 
     step: int
@@ -38,13 +38,13 @@ class CountDifference:
 
 @dataclass
 class _RankCounts:
-    """One rank's changes, as (first step, calls by line)."""
+    """Changes in the calls that one rank makes per step, as (first step, calls by collective and line)."""
 
     changes: list[tuple[int, Mapping[str, int]]] = field(default_factory=list)
     until: int = 0
 
     def at(self, step: int) -> Mapping[str, int]:
-        """Return the calls of a step."""
+        """Return the number of calls in a step, by collective and line."""
         return next((calls for first, calls in reversed(self.changes) if first <= step), {})
 
     def drop_before(self, step: int) -> None:
@@ -55,11 +55,11 @@ class _RankCounts:
 
 @dataclass
 class CollectiveComparison:
-    """Compares the ranks' numbers of calls, step by step."""
+    """Step-by-step comparison of how often the ranks have called each collective."""
 
     _ranks: dict[int, _RankCounts] = field(default_factory=dict)
     _equal_until: int = 0
-    """Last step up to which all ranks have made the same calls."""
+    """Last step at whose end all ranks had made the same calls."""
     _is_done: bool = False
 
     def add(self, event: events.Collectives) -> None:
@@ -70,7 +70,7 @@ class CollectiveComparison:
         self._is_done = self._is_done or len(counts.changes) > _MAX_CHANGES
 
     def find_difference(self, num_ranks: int) -> CountDifference | None:
-        """Return the difference that lasts until the last step that all ranks have reported."""
+        """Return the difference that remains in the last step reported by all ranks; None if none does."""
         if self._is_done or len(self._ranks) < max(2, num_ranks):
             return None
         last = min(counts.until for counts in self._ranks.values())
@@ -137,7 +137,7 @@ class CollectiveComparison:
 
 
 def _searched_steps(begin: int, end: int) -> list[int]:
-    """Return the steps of a segment in which totals may become equal, the last one always."""
+    """Return the steps from `begin` to `end - 1` at which totals are compared: the first few and the last."""
     return [*range(begin, min(end - 1, begin + _MAX_SEARCHED)), end - 1]
 
 

@@ -1,4 +1,4 @@
-"""Hold one attempt's curves by step: loss, pace and their averages.
+"""Store one attempt's curves by step: loss, pace and their averages.
 
 A configured run reports the loss of every step, so all its curves share one series. A user script is sampled:
 its losses have a separate series, so that a line connects the known losses. attempt.py appends the rows.
@@ -55,11 +55,11 @@ class StepCurves:
         # A sixtieth of the run, so that the line is smooth and still follows the loss.
         self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
         if loss_before is not None:
-            # With the weight of as many values as steps are done, so no other state has to be kept.
+            # Weighted like an average of one value per finished step, so no other state has to be stored.
             self._averages.resume_from(0, loss_before, after)
 
     def series_of(self, name: str) -> Series | None:
-        """Return the series that holds a curve, at index CURVE_INDICES[name]."""
+        """Return the series that contains the curve `name`, at index CURVE_INDICES[name]."""
         if name in _STEP_CURVES:
             return self._series
         if name == "grad_norms":
@@ -234,8 +234,8 @@ _CAPACITIES = (32_768, 4_096)
 class StepProgress:
     """Steps and samples of one attempt over time, and its learning rates by step (`lrs`).
 
-    `steps_over_time` holds (step, samples so far) by Unix time. If the attempt continued after step `after`,
-    each earlier step is assumed to have as many samples as the attempt's first step.
+    `steps_over_time` contains (step, samples so far) by Unix time. If the attempt continued after step
+    `after`, each earlier step is assumed to have as many samples as the attempt's first step.
     """
 
     def __init__(self, after: int) -> None:

@@ -1,4 +1,4 @@
-"""Hold one attempt's reports about a device, and the state of a device across consecutive attempts."""
+"""Store one attempt's reports about a device, and the state of a device across consecutive attempts."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class DeviceState:
 
     @property
     def is_owners_only(self) -> bool:
-        """Whether the values are a script's and count only the tensors with a known owner."""
+        """Whether the memory values are those of a user script and count only tensors with a known owner."""
         return self.source == events.OWNERS_SEEN
 
     @property

@@ -91,8 +91,8 @@ def _read_step(weights: Path) -> int:
 def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """Export one row per complete step; unknown values are empty cells.
 
-    With `attempt`, export the run as it was when that attempt ended. Evaluations and logged values have their
-    own columns, and rows of their own if their step is not complete.
+    If `attempt` is set, export the run as it was when that attempt ended. Evaluations and logged values have
+    their own columns, and rows of their own if their step is not complete.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -141,7 +141,7 @@ def _values_by_step(state: RunState) -> dict[str, dict[int, float]]:
 def export_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """Export a summary and all steps as JSON.
 
-    With `attempt`, export the run as it was when that attempt ended. "summary" is `RunSummary.facts()`,
+    If `attempt` is set, export the run as it was when that attempt ended. "summary" is `RunSummary.facts()`,
     "steps" has one object per complete step. "metrics" contains the values that a script, a model or a loss
     logged: a list of {step, time, value} by name. "held_out" contains the evaluations: a list of {step, time,
     loss, accuracy}.

@@ -1,4 +1,4 @@
-"""Keep the warning about ranks that make no progress, until the ranks continue or the run ends.
+"""Store the warning about ranks that make no progress, until the ranks continue or the run ends.
 
 The supervisor warns once for each location where ranks hang (launch/watch.py). A later step, evaluation,
 checkpoint or new phase of a rank is progress. attempt.py stores both the warning and the time of the last
@@ -14,12 +14,12 @@ import msgspec
 from rankdeck.base.errors import Problem
 
 WORKS_ALONE = "rank-works-alone"
-"""Code of the note that a rank computes or reads while the others wait for it, which is no hang."""
+"""Code of the note that one rank is busy and the others are waiting for it; this is not a hang."""
 _HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left", WORKS_ALONE})
 
 
 class HangWarning(NamedTuple):
-    """The warning, and the time at which it was reported (Unix seconds)."""
+    """A warning of a hang, and the time at which it was reported (Unix seconds)."""
 
     problem: Problem
     reported_at: float

@@ -14,7 +14,7 @@ from rankdeck.base.phrases import tr_noop
 
 BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
-"""Maximum ratio of lead to median that the allocator or an uneven last shard alone may cause."""
+"""Ratio of lead to median up to which the allocator or an uneven last shard may be the only cause."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Merge the attempts of a run: join their curves, and combine the device reports of attempts measured
-together."""
+"""Merge the attempts of a run: join their curves, and combine the device reports of attempts with the same
+setup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankdeck.run.series import Curve, Series
 
 
 class DeviceHistories:
-    """Histories of a run's devices by seconds since the run's start (devices.HISTORIES)."""
+    """Histories of a run's devices (devices.HISTORIES), over the seconds since the run's start."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._attempts = attempts
@@ -37,7 +37,7 @@ class DeviceHistories:
 
 
 def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
-    """Return one curve (curves.CURVE_INDICES) across all attempts, whose steps follow one another."""
+    """Return the curve `name` (a key of curves.CURVE_INDICES), joined across all attempts."""
 
     def list_series() -> list[Series]:
         drawn = [attempt.curves for attempt in attempts() if attempt.curves is not None]
@@ -65,7 +65,7 @@ def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
 def merge_devices(
     measured: Sequence[Attempt], histories: DeviceHistories, zero: float
 ) -> dict[int, DeviceState]:
-    """Merge the devices of attempts measured together, by device index; the run started at `zero`."""
+    """Merge the device reports of the attempts `measured`, by device index; the run started at `zero`."""
     infos = _device_infos(measured[-1]) if measured else {}
     indices = sorted(infos.keys() | {index for attempt in measured for index in attempt.devices})
     states = {
@@ -80,7 +80,7 @@ def merge_devices(
 def _device_infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
     """Return the devices that the supervisor announced.
 
-    On CPUs, ranks that a script starts itself are also given a device.
+    On CPUs, each rank that a script starts itself also gets a device.
     """
     announced = latest.started.devices if latest.started is not None else []
     infos = {info.index: info for info in announced}

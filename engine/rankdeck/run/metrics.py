@@ -1,4 +1,4 @@
-"""Keep the values that a script has logged (events.Metrics): a curve per name, by the script's own step
+"""Store the values that a script has logged (events.Metrics): a curve per name, by the script's own step
 count.
 
 If the script gives no steps, or restarts its count (for example in every epoch), its values are drawn against
@@ -83,7 +83,7 @@ def _to_float(step: int | None) -> float:
 
 
 class LoggedMetric:
-    """Values of one name, as rank `rank` logged them in one attempt."""
+    """Values that rank `rank` logged under one name in one attempt."""
 
     def __init__(self, rank: int, max_points: int | None = MAX_POINTS) -> None:
         self.rank = rank
@@ -121,7 +121,7 @@ class LoggedMetric:
         self.last = float(points[3, -1])
 
     def _choose_x_axis(self, points: Floats) -> Literal["own steps", "times told", "steps seen"]:
-        """Choose the x axis, given the new points."""
+        """Return the x axis to use once `points` have been added."""
         last_x = self.series.last_x
         goes_on = np.diff(points[0], prepend=-np.inf if last_x is None else last_x) >= 0
         if self._x_axis == "own steps" and goes_on.all():
@@ -152,7 +152,7 @@ class LoggedMetric:
 
 
 class LoggedMetrics:
-    """Metrics of one attempt: at most MAX_NAMES names with `max_points` points each; None means no limit."""
+    """Metrics of one attempt: at most MAX_NAMES names with `max_points` points each (None: no limits)."""
 
     def __init__(self, max_points: int | None = MAX_POINTS) -> None:
         self._max_points = max_points
@@ -161,7 +161,7 @@ class LoggedMetrics:
 
     @property
     def num_cut_names(self) -> int:
-        """Number of names whose values are not kept."""
+        """Number of names whose values are not stored: overlong names, and names beyond MAX_NAMES."""
         return len(self._cut_keys)
 
     def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:

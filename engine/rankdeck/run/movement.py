@@ -4,8 +4,8 @@
 
 An operation either computes or moves bytes. A device's operations follow one another; a receive waits for its
 sender, and a collective for its whole group. The length of an interval is proportional to the operation's
-FLOPs. A transfer takes no time, or with `communication_share` a time proportional to its bytes. So the order
-and the bytes are those of the run, but the lengths do not predict times.
+FLOPs. A transfer takes no time, or, if `communication_share` is set, a time proportional to its bytes. So the
+order and the bytes are those of the run, but the lengths do not predict times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_OPERATIONS = 20_000
 
 
 class Operation(msgspec.Struct, array_like=True, frozen=True):
-    """An operation on the run's device `device`: with `peers` it moves `num_bytes`, without them it computes
+    """An operation on the run's device `device`: it moves `num_bytes` if `peers` is set, else it computes
     `flops`.
 
     Bytes move to or from one peer (SEND, RECEIVE), or within the group `peers`, which includes this device.
@@ -69,8 +69,8 @@ class Movement(msgspec.Struct):
         return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Translate the peers of rank `same` to those of rank `rank`; the peers of both ranks lie along the
-        same mesh axes."""
+        """Return the peers of rank `rank` that correspond to `peers` of rank `same`: the peers of both ranks
+        are along the same mesh axes."""
         coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
         base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
         varies = [
@@ -202,8 +202,9 @@ def build_timeline(
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
     `communication_share` scales the transfers: the device that sends the most bytes would send for that share
-    of its time and compute for the rest. A pipeline's schedule ignores the share. With `overlaps`, the
-    pipeline is not flushed between steps: inputs were sent in an earlier step, so no device waits for input.
+    of its time and compute for the rest. A pipeline's schedule ignores the share. If `overlaps` is
+    true, the pipeline is not flushed between steps: inputs were sent in an earlier step, so no device waits
+    for input.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:
         return None
@@ -244,7 +245,7 @@ class _TimelineBuilder:
     def build(self) -> Timeline:
         waits = False
         while not waits:
-            # A list and no generator: `any` would stop at the first device that makes progress.
+            # A list, not a generator: `any` would stop at the first device that makes progress.
             came = [self._advance(device) for device in range(len(self._parts))]
             waits = not any(came)
         length = max(self._now, default=0.0) or 1.0

@@ -56,7 +56,7 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
     less than `total_bytes`: `needed_bytes` is that amount, computed only if `total_bytes` is near or above
     the device's limit (else None). `constants_bytes` are the driver's context and NCCL's buffers, 0 in a
     rehearsal. The verdict compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory
-    of other processes); the capacity is None if it was not given.
+    of other processes); the capacity is None if it is unknown.
     """
 
     device: int
@@ -105,8 +105,8 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     less the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a
     last advice line without `saves_bytes` names a way to make the run fit, or says that there is none.
 
-    `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as given by
-    `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch
+    `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as stated
+    by `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch
     that still fits, `movement` the computations and transfers of the devices in a step, `verified` a sentence
     on whether a rehearsal of the strategy matches a run on one device, and `verified_outcome` the outcome of
     events.Verified. `seconds` is the planning time.

@@ -17,7 +17,7 @@ _ONLY_ONE_REASON = (
     tr_noop("It fits with room to spare."),
     tr_noop("As far as Rankdeck can tell, it fits with room to spare."),
 )
-"""Reasons for recommending the only candidate: if its prediction is exact, and if it is only a bound."""
+"""Reasons for recommending the only candidate: for an exact prediction, and for a mere bound."""
 _SURE_REASON = (
     tr_noop("It fits with room to spare, and no other candidate certainly does."),
     tr_noop(
@@ -66,7 +66,7 @@ _LEFT_OUT_REASON = tr_noop(
 
 
 class PlanMarks(msgspec.Struct, frozen=True):
-    """Indices of lines in a list; None if no line is predicted or nothing fits.
+    """Indices of the marked lines in a list of lines; None if no line is predicted or nothing fits.
 
     `cheapest` needs the least memory on its fullest device; `reason` explains `recommended` in a sentence.
     """

@@ -14,8 +14,8 @@ from rankdeck.run_dir import RunDir, parse_attempt
 
 
 def prediction_file(run: RunDir, attempt: int | None = None) -> Path:
-    """Return the prediction file of `attempt`, or of the latest one. It has the number of the attempt's
-    configuration file."""
+    """Return the prediction file of `attempt`, by default the latest attempt. The number in its name is that
+    of the attempt's configuration file."""
     number = parse_attempt(run.attempt_file("config", "toml", attempt).name)
     return run.path / (f"plan.{number}.json" if number else "plan.json")
 

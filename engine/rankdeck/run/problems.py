@@ -40,7 +40,9 @@ def lost_problem(run: RunDir) -> Problem:
             "The run was killed from outside: no process holds its lock, and it left no exit record."
         ),
         path=str(run.path),
-        advice=phrase("The output of its ranks until then is in {folder}.", folder=run.logs_folder),
+        advice=phrase(
+            "The output that its ranks had written by then is in {folder}.", folder=run.logs_folder
+        ),
     )
 
 
@@ -100,7 +102,7 @@ def read_script_config(run: RunDir) -> ScriptConfig | None:
 
 
 def is_lightly_observed(run: RunDir) -> bool:
-    """Check whether the run is a script's whose checks do not all run at every step."""
+    """Check whether the run is an observed script for which not every check runs at every step."""
     config = read_script_config(run)
     return config is not None and config.script.observe in ("light", "full")
 

@@ -37,7 +37,7 @@ AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "referen
 
 
 class EntryMeasurement(msgspec.Struct, kw_only=True):
-    """Measurements of an entry.
+    """Measurements of one entry of a race.
 
     `step_s` are the step times after the warm-up, in order; `peak_bytes` has a value for each device (None if
     it was not read); `sent_bytes` is the sum for all ranks in one step; `losses` has a value for every step,
@@ -129,7 +129,7 @@ class RaceVerdicts(TranslatableStruct, kw_only=True):
     Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `drift`
     is the relative change of the median step time from the first entry to its repetition. `fastest` is the
     simplest of the fastest entries that train as well as the reference (reason: `fastest_why`). `winner` is
-    None in a rehearsal, whose times are not a GPU's. If the machine's speed changed too much to rank the
+    None in a rehearsal, whose times are not GPU times. If the machine's speed changed too much to rank the
     leading entries, `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
     """
 
@@ -184,7 +184,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 if all entries completed and no losses differ unexpectedly, else 1."""
+        """Exit code of a race: 0 if all entries completed and no losses differ unexpectedly, else 1."""
         good = all(
             entry.state == COMPLETED and (entry.agreement is None or entry.agreement.verdict != DIFFERS)
             for entry in self.entries
@@ -252,8 +252,8 @@ def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
 
 
 def remaining_text(race: Race) -> str:
-    """Format the remaining time at the pace of the measured entries, or as predicted if none is measured
-    yet."""
+    """Format a race's remaining time, estimated from the durations of the measured entries; before the first
+    measurement, from the predictions."""
     waiting = [entry for entry in race.entries if not entry.is_over]
     took_s = [entry.measured.seconds for entry in race.entries if entry.measured is not None]
     if not took_s:

@@ -1,4 +1,6 @@
-"""Read the list row of a race and the rows of its entries from race.json alone, without any events.
+"""Read the list row of a race and the rows of its entries from race.json.
+
+Only the step of a running entry is read from that entry's event files.
 
 Read race.py and row.py first.
 """

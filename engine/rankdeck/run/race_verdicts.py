@@ -5,8 +5,8 @@ reference: the entry of `single`, or else the first entry that completed. Sums i
 differently, and an optimizer that divides by the magnitude of gradients amplifies the difference with every
 step (2e-6 after 24 steps of AdamW with fsdp, 5e-8 after 5). So the tolerance of the parity tests applies to
 the first steps, and fifty times that tolerance to later steps. If gradients are not synchronized, the
-difference after two steps is a thousand times either tolerance. A strategy that is known to give different
-results is listed with the reason and does not fail the comparison.
+difference after two steps is a thousand times either tolerance. A strategy that is expected to give
+different results is listed with the reason and does not fail the comparison.
 
 An entry's time is the median of its step times. Two entries are distinguished if the confidence intervals of
 their medians do not overlap and they differ by more than the machine's drift, which is measured by repeating
@@ -61,7 +61,7 @@ _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"
 _REPORTED_DRIFT = 0.03
 _NO_OTHER_TEXTS = (
     tr_noop("No other entry was as fast."),
-    tr_noop("No other entry was as fast, except {last}, which trains differently."),
+    tr_noop("The only other entry that was as fast is {last}, which trains differently."),
     tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
 """Reasons why an entry is the fastest, by the number of entries that are as fast but train differently: none,
@@ -143,9 +143,8 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         difference=max_difference,
         step=step,
         reason=phrase(
-            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, "
-            "but rounding explains only {allowed:.0e}. It trains differently for no known "
-            "reason.",
+            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, but "
+            "rounding explains only {allowed:.0e}. The cause is unknown.",
             step=first,
             reference=reference.label,
             apart=by,
@@ -247,7 +246,7 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift; with `is_mentioned`, omit its size, which another text gives."""
+    """Return notes on the machine's drift, without its size if another text mentions it (`is_mentioned`)."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")
@@ -284,7 +283,7 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 
 
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
-    """Return a sentence if only the drift keeps the leading entries from being distinguished; else ''."""
+    """Return a sentence if only the machine's drift makes the leading entries indistinguishable; else ''."""
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
         return ""

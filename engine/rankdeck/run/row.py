@@ -36,7 +36,7 @@ EVENTS_LOST_TEXT = tr_noop("completed, events lost")
 
 
 def outcome_label(outcome: str, reason: str | None) -> str:
-    """Format the outcome. A completed run has a reason if some of its events could not be written."""
+    """Format a run's outcome; `reason` is set for a completed run if some events could not be written."""
     return EVENTS_LOST_TEXT if outcome == "completed" and reason else outcome
 
 
@@ -112,7 +112,7 @@ class RaceFacts:
     """Fields of a row that exist only for a race.
 
     `entries` are rows in the order in which the entries run. `num_done` of `num_entries` entries are over;
-    neither number includes the repetition. `fastest` is the label of the fastest entry, None if
+    neither counts the entry that repeats the first. `fastest` is the label of the fastest entry, None if
     `is_inconclusive`; `losses` is the worst verdict on losses, None if none were compared.
     """
 
@@ -174,7 +174,7 @@ def _read_intervals(
 ) -> Iterator[RunInterval]:
     """Yield the interval of each attempt, the oldest first, with the same result as attempt.run_intervals.
 
-    With `is_alive`, the newest attempt counts as running unless it has reported its end.
+    If `is_alive` is true, the newest attempt counts as running unless it has reported its end.
     """
     clocks = ClockOffsets(run)
     clocks.refresh()
@@ -267,8 +267,8 @@ def last_step(run: RunDir) -> int:
 
 
 def _last_step_of_script(run: RunDir, attempt: int) -> int:
-    """Return the last step of the lowest rank that has at least half as many steps as the rank with the
-    most."""
+    """Return the last step of the leading rank: the lowest rank that has at least half as many steps as the
+    rank with the most steps."""
     lasts = [_last_step(path) or 0 for path in _rank_files(run, attempt)]
     # The same rule as for the leading rank in script_steps.py.
     return next((last for last in lasts if 2 * last >= max(lasts)), 0)

@@ -39,7 +39,7 @@ class _ReadPosition:
     """Position reached in each file, and the run state that results from the events before it.
 
     A read up to some time can start from this position if that time is not before `last_event_time`.
-    `pending` holds the events of each file that were read but are later than the requested time.
+    `pending` contains the events of each file that were read but are later than the requested time.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -214,10 +214,7 @@ def _end_times(state: RunState) -> Floats:
 
 
 def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
-    """Return the time of the step that is `by` steps away from the step at `time_s`.
-
-    None if there is no such step.
-    """
+    """Return the time of the step that is `by` steps after the step at `time_s`; None if there is none."""
     ended = _end_times(state)
     index = int(np.searchsorted(ended, time_s, side="right")) - 1 + by
     return _display_time(ended, index) if 0 <= index < len(ended) else None

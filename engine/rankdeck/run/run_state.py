@@ -55,8 +55,8 @@ _OWN_ATTRIBUTES = (
 class RunState(AttemptRows):
     """State of a run, built from its events.
 
-    `max_rows` is the maximum number of step rows held per attempt, None for all rows (exports). Without
-    `curves`, no curves are computed for charts.
+    `max_rows` is the maximum number of step rows in memory per attempt, None for all rows (exports). If
+    `curves` is False, no curves are computed for charts.
     """
 
     def __init__(self, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:

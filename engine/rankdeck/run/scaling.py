@@ -50,7 +50,7 @@ class LossScalingSummary(msgspec.Struct, frozen=True):
 
 
 def summarize_loss_scaling(attempts: Iterable[LossScaleHistory]) -> LossScalingSummary | None:
-    """Summarize a run's attempts, which are given oldest first; None without scaling."""
+    """Summarize the loss scaling of a run's attempts, listed oldest first; None if no loss was scaled."""
     scaled = [history for history in attempts if history.scale is not None]
     if not scaled:
         return None

@@ -1,4 +1,4 @@
-"""Hold the observations of a user script across all attempts of its run; `RunState.script` is a
+"""Collect the observations of a user script across all attempts of its run; `RunState.script` is a
 `ScriptState`.
 
 A configured run is not observed: `is_observed` is False and everything except its metrics is empty or None.
@@ -39,8 +39,7 @@ class ScriptMetric:
     attempts: Sequence[LoggedMetric] = field(repr=False, default=())
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """Return (steps, Unix times, values) of the points that are still held individually, as they were
-        logged."""
+        """Return (steps, Unix times, values) of the logged points that are still stored individually."""
         steps, times, values = zip(*(metric.points() for metric in self.attempts), strict=True)
         return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
@@ -90,7 +89,7 @@ class ScriptState:
 
     @property
     def anomalies(self) -> Mapping[str, Mapping[int, Sequence[events.Anomaly]]]:
-        """What looked wrong in the newest observed attempt, by code and rank."""
+        """Anomalies that were reported in the newest observed attempt, by code and rank."""
         return self._latest_attempt.script.anomalies if self._latest_attempt is not None else {}
 
     @property
@@ -153,13 +152,13 @@ class ScriptState:
 
     @property
     def script_status(self) -> int | None:
-        """The script's exit status as a shell reports it; None while it runs."""
+        """The script's exit status as a shell reports it; None while the script is running."""
         ended = self._script_attempts[-1].ended if self._script_attempts else None
         return None if ended is None else ended.script_status
 
     @property
     def num_cut_names(self) -> int:
-        """Number of metric names whose logged values are not kept."""
+        """Number of metric names whose logged values are not stored."""
         return max((attempt.script.metrics.num_cut_names for attempt in self._get_attempts()), default=0)
 
     @property

@@ -9,7 +9,7 @@ that trains at its own pace takes no part, and neither does a process that train
 run's ranks (`standalone`).
 
 A late report from another rank changes rows that were already returned: `join` then starts with the first
-changed row. Memory is bounded, because only each rank's newest steps are held for such changes.
+changed row. Memory is bounded, because only each rank's newest steps are stored for such changes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from rankdeck.run.step_blocks import (
 from rankdeck.run.step_table import SCRIPT_COLUMNS
 
 _MAX_ROWS = 1 << 20
-"""Maximum number of steps held for all ranks together; every rank may hold `_MIN_ROWS` in any case."""
+"""Maximum number of steps stored for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step, or the step's duration if that is longer."""
+"""Maximum gap between two ranks' end times of a shared step; for a longer step, the step's duration."""
 _MAX_JOIN = 1 << 16
 
 
@@ -68,7 +68,7 @@ class RankSteps:
 
     @property
     def steps(self) -> Floats:
-        """Step numbers of the steps held."""
+        """Step numbers of the stored steps."""
         numbers: Floats = self._rows[0][0]
         return numbers
 
@@ -110,7 +110,7 @@ class ScriptStepJoiner:
     def restore(self, step: int) -> None:
         """Record that a rank continues after `step`.
 
-        The rank reported the step, or its first line implies it; the minimum over all ranks is kept.
+        The rank reported the step, or its first line implies it; the minimum over all ranks is stored.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 
@@ -253,7 +253,7 @@ class ScriptReports:
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
     metrics: LoggedMetrics = field(default_factory=LoggedMetrics)
     anomalies: dict[str, dict[int, list[events.Anomaly]]] = field(default_factory=dict)
-    """What looked wrong, by code and rank."""
+    """Reported anomalies, by code and rank."""
     weights: ScriptWeights = field(default_factory=ScriptWeights)
     calls_by_step: CollectiveComparison = field(default_factory=CollectiveComparison)
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from rankdeck import events
 
 _MAX_WAITING = 64
-"""Maximum number of steps for which digests of some ranks are kept until those of the others arrive."""
+"""Maximum number of steps whose digests are stored while some ranks have not reported theirs."""
 _MAX_TRAININGS = 16
 _MIN_EQUAL_STEP = 4
-"""Step from which equal parameters among different ones are examined."""
+"""First step after which it is checked whether only some of the parameters differ."""
 
 
 @dataclass(frozen=True)
 class WeightDifference:
     """The parameters that differed between ranks after `step` (0: before the first step).
 
-    `names` are those that differed, of `num_parameters` that were compared. `ranks` are the ranks that
-    differed from the lowest rank, `rates` the learning rates by rank. `last_equal_step` is the last compared
-    step before it; None if there was none.
+    `names` are their names; `num_parameters` were compared in total. `ranks` are the ranks that differed from
+    the lowest rank, `rates` the learning rates by rank. `last_equal_step` is the last step after which all
+    ranks were found equal; None if there was none.
     """
 
     step: int
@@ -33,7 +33,7 @@ class WeightDifference:
 
 @dataclass
 class WeightComparison:
-    """Comparison of the ranks in one training: digests that are not compared yet, and what was found."""
+    """Comparison of the ranks' weights in one training run: pending digests, and the results so far."""
 
     difference: WeightDifference | None = None
     """The first difference; None if the ranks are equal, or became equal after they had differed, as they do
@@ -43,10 +43,10 @@ class WeightComparison:
     left_out_names: Sequence[str] = ()
     """Parameters that differ although at least as many others have changed and are equal on all ranks."""
     equal_bytes: int = 0
-    """Size of those that are equal."""
+    """Size of the parameters that are equal on all ranks."""
     is_averaged_late: bool = False
-    """Whether ranks differed even after a collective between two steps that passed as many bytes as the
-    weights have: it averaged gradients that had been applied already."""
+    """Whether ranks differed although they passed as many bytes to collectives between two steps as the
+    weights have: the script averaged gradients that it had already applied."""
     _last_equal_step: int | None = None
     _has_become_equal: bool = False
     _described: dict[int, events.WeightDigests] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class WeightComparison:
 
 @dataclass
 class ScriptWeights:
-    """Comparisons of all trainings that a script ran one after the other."""
+    """Comparisons of the ranks' weights in each of a script's training runs."""
 
     trainings: dict[int, WeightComparison] = field(default_factory=dict)
 
@@ -137,5 +137,5 @@ class ScriptWeights:
 
     @property
     def differing(self) -> WeightComparison | None:
-        """The first training whose ranks differ."""
+        """The comparison of the first training run in which ranks differ; None if there is none."""
         return next((found for found in self.trainings.values() if found.difference is not None), None)

@@ -1,10 +1,10 @@
 """Store growing curves so that any window of them can be drawn in constant time.
 
-A `Series` holds the newest points individually and, above them, tiers of bins: a bin of tier k is the minimum
-and maximum of 8**k points and starts at a multiple of 8**k, so bins do not shift while points arrive. Every
-tier holds a fixed number of its newest bins: older data is coarser, and memory stays bounded (a day at 1000
-points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills
-the series, and charts draw windows of them.
+A `Series` stores the newest points individually and, above them, tiers of bins: a bin of tier k is the
+minimum and maximum of 8**k points and starts at a multiple of 8**k, so bins do not shift while points arrive.
+Every tier stores a fixed number of its newest bins: older data is coarser, and memory stays bounded (a day at
+1000 points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py
+fills the series, and charts draw windows of them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Window(NamedTuple):
 
 
 class ColumnBuffer:
-    """Arrays of shape (rows, columns); each append adds the same number of columns to all of them. With a
-    `capacity`, only the newest columns are held; `first` is the absolute index of the oldest column held."""
+    """Arrays of shape (rows, columns); each append adds the same number of columns to all of them. If
+    `capacity` is set, only the newest columns are stored; `first` is the absolute index of the oldest."""
 
     def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
         self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
@@ -52,14 +52,14 @@ class ColumnBuffer:
         return self._end - self._begin
 
     def __deepcopy__(self, _memo: object) -> ColumnBuffer:
-        """Copy the columns held, without spare capacity."""
+        """Copy the stored columns, without spare capacity."""
         other = ColumnBuffer((), self._capacity)
         other._arrays = [self[index].copy() for index in range(len(self._arrays))]
         other.first, other._end = self.first, len(self)
         return other
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        """Return the columns held in the array at `index`."""
+        """Return the stored columns of the array at `index`."""
         return self._arrays[index][:, self._begin : self._end]
 
     @property
@@ -133,7 +133,7 @@ class Series:
         self._max_append = min(_MAX_APPEND, raw_capacity // 2, tier_capacity * TIER_FACTOR // 2)
 
     def __len__(self) -> int:
-        """Return the number of appended points that were not cut, whether or not they are still held."""
+        """Return the number of appended points that were not cut, whether or not they are still stored."""
         return self._raw.end
 
     @property
@@ -152,12 +152,12 @@ class Series:
         return self.last_of()
 
     def last_of(self, curve: int = 0) -> float | None:
-        """Return the newest y of a curve; None if the series holds no individual points."""
+        """Return the newest y of a curve; None if no individual points are stored."""
         return float(self._raw[1][curve, -1]) if len(self._raw) else None
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory in use, in bytes."""
         return self._raw.num_bytes + sum(tier.num_bytes for tier in self._tiers)
 
     def append(self, x: float, y: float, *keys: float) -> None:
@@ -216,7 +216,7 @@ class Series:
             level += 1
 
     def cut(self, last: float) -> None:
-        """Discard the points whose x (or key) is greater than `last`. Points held individually are cut
+        """Discard the points whose x (or key) is greater than `last`. Points stored individually are cut
         exactly. Further back, whole bins are discarded, including the bin that contains `last`; a keyed
         series discards all its points instead."""
         keys = self._raw[2 if self._is_keyed else 0][0]
@@ -288,7 +288,7 @@ class Series:
         )
 
     def points(self, curve: int = 0) -> tuple[Floats, NDArray[np.float32]]:
-        """Return (x, y) of the points that are still held individually, for exports."""
+        """Return (x, y) of the points that are still stored individually, for exports."""
         return self._raw[0][0].copy(), self._raw[1][curve].copy()
 
 
@@ -347,7 +347,7 @@ class Curve:
         return Window(x, low, np.concatenate([window.high for window in windows]))
 
     def points(self) -> tuple[Floats, NDArray[np.float32]]:
-        """Return (x, y) of the points that are still held individually, for exports."""
+        """Return (x, y) of the points that are still stored individually, for exports."""
         points = [series.points(self._curve) for series in self._series]
         if not points:
             return np.empty(0), np.empty(0, dtype=np.float32)

@@ -1,7 +1,7 @@
 """Convert the steps that one rank reported (events.Steps) into columns, in less than a second for a million
 lines.
 
-A block holds consecutive steps from one rank's file. Columns are doubles, NaN where the rank reported
+A block contains consecutive steps from one rank's file. Columns are doubles, NaN where the rank reported
 nothing. A step number is never used as the size of an allocation. `StepJoiner` joins the blocks of several
 ranks.
 """
@@ -150,7 +150,7 @@ class StepJoiner:
     def restore(self, step: int) -> None:
         """Record that a rank continues after `step`.
 
-        The rank reported the step, or its first line implies it; the minimum over all ranks is kept.
+        The rank reported the step, or its first line implies it; the minimum over all ranks is stored.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 

@@ -1,4 +1,4 @@
-"""Hold the step rows of one attempt in bounded memory.
+"""Store the step rows of one attempt in bounded memory.
 
 Rows are (columns, steps) arrays of doubles with NaN for unknown values. step_blocks.py and script_steps.py
 make the rows, and attempt_rows.py reads them.
@@ -15,7 +15,7 @@ from rankdeck.run.series import ColumnBuffer, Floats
 
 # 12 MB instead of 48 for a million steps.
 MAX_ROWS = 1 << 18
-"""Maximum number of an attempt's rows held individually; older rows are reduced to marks and bins
+"""Maximum number of an attempt's rows stored individually; older rows are reduced to marks and bins
 (StepTable)."""
 
 
@@ -85,18 +85,18 @@ class StepTable:
 
     @property
     def rows(self) -> Floats:
-        """The rows held, as an array of shape (columns, steps)."""
+        """The rows in memory, as an array of shape (columns, steps)."""
         return self._buffer[0]
 
     def column(self, name: str) -> Floats:
-        """Return one column of the rows held; all values are NaN if this table has no column of that name."""
+        """Return one column of the rows in memory; all values are NaN if the table has no such column."""
         if name not in self.columns:
             return np.full(len(self._buffer), np.nan)
         column: Floats = self.rows[self.columns.index(name)]
         return column
 
     def row(self, index: int) -> Row:
-        """Return one of the rows held; negative indices count from the end."""
+        """Return one of the rows in memory; negative indices count from the end."""
         return _row(self.rows[:, index])
 
     def append(self, rows: Floats) -> None:
@@ -116,7 +116,7 @@ class StepTable:
                 self._buffer.forget(surplus)
 
     def _drop_rows(self, rows: Floats) -> None:
-        """Reduce rows that are no longer held to marks and bins."""
+        """Reduce rows that are dropped from memory to marks and bins."""
         steps, _, _, samples, _, ended = rows[: len(COLUMNS)]
         times = np.diff(ended, prepend=self.last_dropped_end)
         self.last_dropped_end = float(ended[-1])

@@ -385,8 +385,8 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
 
 
 def _disabled_parts_notes(observations: Mapping[int, events.Observed]) -> Iterable[str]:
-    """Yield a note for each disabled observer part and each reason; the note names the ranks that report
-    both, unless all ranks do."""
+    """Yield a note for each reason why a part of the observer is disabled; the note names the ranks that
+    report it, unless all ranks do."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, observed in sorted(observations.items()):
         for part, reason in observed.parts.items():

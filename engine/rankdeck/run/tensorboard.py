@@ -33,7 +33,7 @@ class ScalarsOfStep(NamedTuple):
 
 
 def records(start_s: float, step_scalars: Iterable[ScalarsOfStep]) -> Iterator[bytes]:
-    """Yield the records of a TensorBoard file: a version record at time `start_s`, then the given scalars."""
+    """Yield the records of a TensorBoard file: a version record at time `start_s`, then `step_scalars`."""
     # The first record has to state the file version.
     yield _record(_encode_double(1, start_s) + _encode_bytes(3, b"brain.Event:2"))
     for scalars in step_scalars:

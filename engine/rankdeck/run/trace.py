@@ -1,10 +1,11 @@
 """Convert the steps of a run to a trace for the Perfetto viewer (ui.perfetto.dev).
 
 Each rank is a process. If steps were sampled, the process has one track per device for its phases, and a
-second track for phases that overlap them (an all-reduce during backward). A user script has no known phases:
-its steps follow each other on one track, with counters for its logged values and for the time spent waiting
-for its data loader. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete
-events, "C" counters, "M" names). Times are microseconds since the run's start. Read anatomy.py first.
+second track for phases that overlap them (an all-reduce in the backward pass). A user script has no recorded
+phases: its steps follow each other on one track, with counters for its logged values and for the time spent
+waiting for its data loader. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X"
+complete events, "C" counters, "M" names). Times are microseconds since the run's start. Read anatomy.py
+first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Tracks = dict[tuple[int, int], str]
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the trace format; `pid` is a rank."""
+    """One entry of a trace; `pid` is a rank."""
 
     ph: str
     name: str

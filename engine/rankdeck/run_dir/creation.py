@@ -63,7 +63,7 @@ def create_run_dir(
 ) -> RunDir:
     """Create a new run's directory under a hidden name, which the guard changes once it holds the run's lock.
 
-    Without `name`, the directory is named after the time and the environment's "title".
+    If `name` is None, the directory is named after the time and the environment's "title".
 
     Raises:
         ConfigError: the folder of runs cannot be written to.

@@ -123,7 +123,7 @@ class RunDir:
 
     @property
     def attempt_title(self) -> str:
-        """The title given at the start of the latest attempt, whose strategy may differ from that of earlier
+        """The title set at the start of the latest attempt, whose strategy may differ from that of earlier
         attempts."""
         for file, read, key in (
             (self.attempt_file("environment", "json"), files.read_json, "title"),
@@ -240,7 +240,7 @@ class RunDir:
         return msgspec.convert(self.environment().get("devices", []), list[events.DeviceInfo])
 
     def attempt_file(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
-        """Return the path of a file written at an attempt's start, by default the latest attempt's.
+        """Return the path of the file `stem.suffix` of `attempt`, by default the latest attempt.
 
         If the attempt has no such file, return the path of the nearest earlier attempt's file; if there is
         none, return attempt 0's path, even if the file does not exist.

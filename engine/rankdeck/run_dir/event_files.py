@@ -37,7 +37,7 @@ def decode_or_none(line: bytes) -> events.AnyEvent | None:
 def lines_from_end(path: Path, chunk_bytes: int = 1 << 18) -> Iterator[bytes]:
     """Yield the last lines of a file (about 4 MiB), newest first, reading a chunk at a time.
 
-    An unterminated last line is left out. Yields nothing if the file does not exist.
+    An unterminated last line is left out. Yield nothing if the file does not exist.
     """
     try:
         end, data = files.read_tail(path, chunk_bytes)
@@ -96,8 +96,8 @@ class EventWriter:
     def write(self, event: events.Event, *, sync: bool = False) -> bool:
         """Append an event and return whether it is in the file.
 
-        With `sync`, also wait until the line is on disk. This takes 150 us, so use it only for life-cycle
-        events.
+        If `sync` is true, also wait until the line is on disk. This takes 150 us, so use it only for
+        life-cycle events.
         """
         if self.num_unreported and not self._write_line(
             events.Dropped(lines=self.num_unreported, reason=self.drop_reason)

@@ -47,7 +47,7 @@ class EventReader:
 
     `missing` counts, per file, the lines that gaps in `seq` reveal. `unreadable` counts lines that are not
     events, and files that cannot be read (a pipe, a folder). `newer` counts the events of a newer version.
-    Attempts before `first_attempt` and after `last_attempt` are skipped. If `writers` is given, files of
+    Attempts before `first_attempt` and after `last_attempt` are skipped. If `writers` is set, files of
     other writers are skipped too.
     """
 
@@ -186,8 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock is ahead of the first host's; valid from `since`, a time on this host's
-    clock."""
+    """One line of clocks.jsonl: the clock of `host` is `ahead_s` ahead of the first host's clock. This is
+    valid from `since` on, a time on the clock of `host`."""
 
     attempt: int
     host: str
@@ -250,7 +250,7 @@ class ClockOffsets:
                 event.started = clamp_time(event.started - ahead_s)
 
     def _ahead_s(self, file_name: str, t: float) -> float:
-        """Return by how many seconds the writer's clock, at its time `t`, was ahead of the common clock."""
+        """Return how far the clock of the file's writer was ahead of the common clock when it showed `t`."""
         since, offsets = self._file_offsets(file_name)
         host_ahead_s = offsets[max(0, bisect_right(since, t) - 1)] if offsets else 0.0
         return host_ahead_s + self._origin_ahead_s

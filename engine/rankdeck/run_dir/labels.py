@@ -1,6 +1,6 @@
-"""Labels that a user gives a run: a name, tags, a note, and whether it is archived.
+"""Read and write the labels that a user gives a run: a name, tags, a note, and whether it is archived.
 
-They are stored in the run's labels.json, the only file that changes after the run has ended. Naming a run
+Labels are stored in the run's labels.json, the only file that changes after the run has ended. Naming a run
 does not rename its folder.
 """
 

@@ -30,7 +30,7 @@ def default_runs_folder() -> Path:
 
 
 def runs_folder(folder: str | Path | None) -> Path:
-    """Return the folder that the user asked for, or the default runs folder."""
+    """Return `folder` as an absolute path, or the default runs folder if it is None."""
     return default_runs_folder() if folder is None else expand_home(folder).absolute()
 
 
@@ -142,12 +142,12 @@ def _has_name(run: RunDir, text: str) -> bool:
 # The folder of a race, in which strategies train the same first steps one after another.
 #
 #     <runs>/<YYYYMMDD-HHMMSS>-race-gpt-4-<4 hex>/
-#       race.json             what was asked, predicted and measured (run/race.py)
-#       asked.toml            the configuration that was asked for, for the owner alone; entries differ in its
-#                             strategy alone
-#       race.lock             (flock = alive) held by who races, and by the guard of the entry that runs
-#       stop.request          somebody wants it to stop
-#       entries/1-ddp/ ...    ordinary runs, which no list of runs holds: a race is one row there
+#       race.json             the request, the predictions and the measurements (run/race.py)
+#       asked.toml            the requested configuration, readable by the owner only; the entries change only
+#                             its strategy
+#       race.lock             (flock = alive) held by the race's process and by the running entry's guard
+#       stop.request          exists once the user has requested a stop
+#       entries/1-ddp/ ...    ordinary runs, which are not listed as runs: a race is one row of the list
 #
 # Deleting the folder deletes the whole race.
 

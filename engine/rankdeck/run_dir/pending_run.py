@@ -1,4 +1,4 @@
-"""Run directories that no guard holds yet: each keeps a hidden name until a guard renames it.
+"""Remove run directories that no guard has taken over: each has a hidden name until a guard renames it.
 
 A command that is interrupted before the rename removes its directory. If a command is killed, the next
 command that creates a run in the same folder removes the directory.

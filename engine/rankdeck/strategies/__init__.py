@@ -1,2 +1,2 @@
-"""Strategies: placement of tensors, forward and backward, and gradient synchronization. README.md gives the
-reading order."""
+"""Define the strategies: tensor placement, forward and backward pass, and gradient synchronization. README.md
+gives the reading order."""

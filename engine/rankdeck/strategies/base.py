@@ -1,7 +1,7 @@
 """Define the interface of a strategy.
 
 The one training loop (training/loop.py) owns data, clipping, optimizer, schedule and metrics. A strategy owns
-the placement of tensors, forward and backward, and gradient synchronization.
+the placement of tensors, the forward and backward passes, and gradient synchronization.
 
     build(model_fn)                 abstract: build the model and place it
     forward_backward(batch, ...)    abstract: run one microstep, return its LossSum; gradients accumulate
@@ -10,8 +10,8 @@ the placement of tensors, forward and backward, and gradient synchronization.
     clip(max_norm)                  limit the total norm of the gradients on all devices to max_norm
     weights()                       return name -> tensor under the model's original names
 
-single, ddp, fsdp, tensor and hybrid share one forward and backward, `compute`. Read single.py first, then
-data_parallel.py and ddp.py.
+single, ddp, fsdp, tensor and hybrid share `compute`, which runs a forward and a backward pass. Read single.py
+first, then data_parallel.py and ddp.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Setup:
     `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
     number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
     `build` needs samples. After a drain, a pipeline calls `on_drained(microbatches that were in flight,
-    updates so far)`. `analysis` holds findings about the model, possibly from an earlier build.
+    updates so far)`. `analysis` contains findings about the model, possibly from an earlier build.
     """
 
     options: Options
@@ -122,9 +122,9 @@ class Strategy(ABC):
     needs_warm_up: ClassVar[bool] = False
     """Whether a resumed run first takes a dummy step: a process's first step differs from later steps."""
     forward_is_local: ClassVar[bool] = True
-    """Whether one rank can run the module's forward without the other ranks."""
+    """Whether one rank can run the module's forward pass without the other ranks."""
     communicates_in_forward: ClassVar[bool] = False
-    """Whether ranks wait for each other within a forward or backward."""
+    """Whether ranks wait for each other within a forward or backward pass."""
     owns_optimizer_step: ClassVar[bool] = False
     """Whether the strategy's own schedule steps the optimizer; the loop then never handles gradients."""
     is_sharded: ClassVar[bool] = False
@@ -164,7 +164,7 @@ class Strategy(ABC):
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """Return the smallest batch size of the forwards that process `num_samples` samples on this rank."""
+        """Return the smallest batch size of a forward pass when this rank processes `num_samples` samples."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
@@ -191,12 +191,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run forward and backward of one microstep, with the loss multiplied by `scale`; a `scale` of 0
-        discards the microstep. Backward may start sending gradients only if `last` is true, that is, in the
-        step's last microstep."""
+        """Run the forward and backward pass of one microstep, with the loss multiplied by `scale`; a `scale`
+        of 0 discards the microstep. Gradients may be sent during the backward pass only if `last` is true,
+        that is, in the step's last microstep."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
-        """Turn each gradient into that of the whole global batch, unless backward has already done so."""
+        """Make each gradient cover the whole global batch, unless the backward pass has already done so."""
 
     @abstractmethod
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
@@ -275,7 +275,7 @@ class Strategy(ABC):
         return moved
 
     def compute(self, forward: Callable[..., Any], batch: Batch, scale: float | Tensor) -> LossSum:
-        """Run forward, loss and backward of one batch on this device; gradients accumulate."""
+        """Run the forward pass, loss and backward pass of one batch on this device; gradients accumulate."""
         inputs, targets = self.to_device(batch)
         with self.autocast():
             with self.spans.phase(0, "forward"):
@@ -291,8 +291,8 @@ class Strategy(ABC):
     def compute_heldout(
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
-        """Run forward and loss of the batch in eval mode. With `runs_on_all_ranks`, a rank without valid
-        samples also runs the forward and discards its sums, because the forward communicates."""
+        """Run the forward pass and loss of a batch in eval mode. If `runs_on_all_ranks` is true, a rank
+        without valid samples also runs the forward pass, because it communicates, and discards its sums."""
         if num_valid == 0 and not runs_on_all_ranks:
             return self.zero_sums()
         inputs, targets = self.to_device(batch)
@@ -305,8 +305,8 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
-        """Wrap forward and backward of this rank's share of a batch, so that the state changed by the forward
-        ends up as if one device had processed the whole batch."""
+        """Wrap the forward and backward pass of this rank's share of a batch, so that state changed in the
+        forward pass ends up as if one device had processed the whole batch."""
         if self._forward_state is None:
             self._forward_state = ForwardState(self.module, ledger=self.ledger)
         # A tensor's value is not read, because that would wait for the GPU.
@@ -364,9 +364,9 @@ class Strategy(ABC):
 
 
 def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
-    """Return the module's forward, compiled if the run asks for it; weights keep their identity and names.
+    """Return the module, compiled if `setup.compile` is true; its weights keep their identity and names.
 
-    A model with its own loss runs its first forward uncompiled: compilation hides how the loss is averaged.
+    A model with its own loss runs uncompiled the first time: compilation hides how the loss is averaged.
     """
     if not setup.compile:
         return module
@@ -383,7 +383,7 @@ def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Modu
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast context for forward and loss: a null context unless precision is bf16 or fp16."""
+    """Return the autocast context of the forward pass and loss; it does nothing except in bf16 and fp16."""
     dtype = _AUTOCAST.get(precision)
     return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 

@@ -8,8 +8,8 @@ Where: weights, gradients and optimizer state on device 0; a copy of the weights
 step. Sent per step, for P bytes of weights on n devices: (n-1) x P of weights out, (n-1) x P of gradients
 back, inputs out, outputs back. Wins: hardly ever, but it takes two lines of code. Breaks: device 0 runs out
 of memory first, because it holds all devices' outputs and the tensors that the loss computes from them; batch
-norms see one device's slice. `parallel_loss` computes the loss inside each replica's forward, so that only
-losses are gathered.
+norms see one device's slice. `parallel_loss` computes the loss inside each replica's forward pass, so that
+only losses are gathered.
 
 On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read single.py
 first, ddp.py next.
@@ -152,7 +152,7 @@ class DataParallel(Strategy):
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
-        """Track the state that replicas change in training; after backward it is copied back to the model."""
+        """Track state that replicas change in training; the model gets it after the backward pass."""
         if self.module.training:
             self._replica_state.start(
                 [replica.model for replica in replicas], [num_samples(chunk) for chunk in slices]
@@ -186,7 +186,7 @@ class DataParallel(Strategy):
         return LossSum(total.detach(), count)
 
     def _loss_on_lead(self, outputs: Any, targets: Any, scale: float | Tensor) -> tuple[Tensor, Any]:
-        """Compute the loss on device 0 and run backward from there.
+        """Compute the loss on device 0 and run the backward pass from there.
 
         Until gradients leave device 0, its memory use is attributed to the gathered outputs.
         """
@@ -198,8 +198,8 @@ class DataParallel(Strategy):
         return total, count
 
     def _backward(self, loss: Tensor) -> None:
-        """Run backward; on device 0, attribute the time before the replicas' backward to the loss, and the
-        time after it to the reduction."""
+        """Run the backward pass; on device 0, attribute the time before the replicas' backward passes to the
+        loss, and the time after them to the reduction."""
         threads = self._threads
         if threads is None:
             with self.spans.phase_on_all_devices("backward"):

@@ -7,8 +7,9 @@ per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G with `nativ
 halves G, PowerSGD reduces it to a few per cent. Wins: whenever the model fits on one device. Breaks: a model
 that does not fit; slow links with small batches.
 
-`native` is torch's DistributedDataParallel, which sends buckets while backward still runs. All other syncs
-run after backward, in parallel/collectives/grad_sync.py: they are slower for that reason, but easier to read.
+`native` is torch's DistributedDataParallel, which sends buckets while the backward pass is still running. All
+other syncs run after the backward pass, in parallel/collectives/grad_sync.py: they are slower for that
+reason, but easier to read.
 
 Uneven inputs: all ranks get the same number of training batches (a global batch that does not divide evenly
 is refused), so torch's Join is not needed. The ranks' batches may hold different numbers of targets and, in
@@ -85,8 +86,8 @@ class Ddp(Strategy):
             self._make_explicit_sync()
 
     def _wrap_ddp(self) -> None:
-        """Wrap the model in DistributedDataParallel, which all-reduces each bucket as soon as backward has
-        filled it."""
+        """Wrap the model in DistributedDataParallel, which all-reduces each bucket as soon as the backward
+        pass has filled it."""
         module, options = self.module, self.options
         with self.ledger.phase("communication"):
             self._ddp = self.setup.backend.wrap_ddp(
@@ -150,7 +151,7 @@ class Ddp(Strategy):
             return self._compiled(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Sum every gradient across ranks, unless DistributedDataParallel's backward has done so already."""
+        """Sum gradients across ranks, unless DistributedDataParallel has done so in the backward pass."""
         options = self.options
         if self._sync is None:
             return

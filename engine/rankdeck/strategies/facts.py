@@ -70,15 +70,15 @@ class StrategyFacts:
     """Facts about a strategy that sends nothing. A method returns None if its value is unknown."""
 
     def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Wrap forward and backward of a microstep, for strategies that count what happens during them."""
+        """Wrap a microstep's forward and backward pass, in which some subclasses count the bytes moved."""
         return contextlib.nullcontext()
 
     def sent_bytes(self) -> SentBytes | None:
         return None
 
     def sync_times(self) -> SyncTimes | None:
-        """Return the time that a step's gradient sync takes and the part of it that overlaps with
-        backward."""
+        """Return the time that a step's gradient sync takes and the part of it that overlaps with the
+        backward pass."""
         return None
 
     def pipeline(self) -> PipelineFacts | None:
@@ -91,7 +91,7 @@ class StrategyFacts:
 
 
 class SyncFacts(StrategyFacts):
-    """Facts about a gradient sync that runs after backward and counts the bytes that it sends."""
+    """Facts about a gradient sync that runs after the backward pass and counts the bytes that it sends."""
 
     def __init__(self, sync: GradientSync, suffix: str = "") -> None:
         self._sync = sync
@@ -118,8 +118,8 @@ def _with_compression(algorithm: str, compress: str) -> str:
 
 
 class DdpFacts(StrategyFacts):
-    """Facts about torch's DistributedDataParallel, whose all-reduces overlap with backward; torch logs their
-    times."""
+    """Facts about torch's DistributedDataParallel, whose all-reduces overlap with the backward pass; torch
+    logs their times."""
 
     def __init__(
         self, ddp: DistributedDataParallel, options: DdpOptions, world_size: int, spans: SpanRecorder
@@ -131,12 +131,12 @@ class DdpFacts(StrategyFacts):
         spans.find_late_spans = self._late_spans
 
     def before_forward(self) -> None:
-        """Make torch measure the duration of this step's backward if the step's spans are recorded."""
+        """Make torch time this step's backward pass if the step's spans are recorded."""
         if self._spans.is_recording:
             set_backward_timing(self._ddp, True)
 
     def _late_spans(self) -> list[LateSpan]:
-        """Return the sync span of the last backward, which torch reports one forward later."""
+        """Return the sync span of the last backward pass, which torch reports in the next forward pass."""
         sync = last_sync_interval(self._ddp)
         # Only steps with recorded spans are timed.
         set_backward_timing(self._ddp, False)
@@ -190,7 +190,7 @@ class CollectiveFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Wrap forward and backward of a microstep; in the second step, count their all-reduces."""
+        """Wrap a microstep's forward and backward pass; in the second step, count their all-reduces."""
         with self._counter if self.steps == 1 else contextlib.nullcontext():
             yield
         self.steps += last
@@ -248,7 +248,7 @@ class FanOutFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Count the bytes moved during forward and backward of a microstep; evaluations are not counted."""
+        """Count the bytes moved in a microstep's forward and backward pass; evaluations are not counted."""
         moved = self._threads.devices.moved_bytes
         before = sum(moved.values())
         yield
@@ -313,7 +313,7 @@ class LayerSplitFacts(StrategyFacts):
         return SentBytes("activations and their gradients", per_step, is_measured=True)
 
     def busy_s(self) -> list[float] | None:
-        """Return CPU seconds of forward and backward by stage; the optimizer's time is not included."""
+        """Return CPU seconds of forward and backward passes by stage, without the optimizer's time."""
         return self._busy_s if self._is_rehearsal else None
 
 

@@ -5,7 +5,7 @@ with them.
     block's backward:  all-gather again -> compute -> reduce-scatter gradients: each rank keeps its shard
 
 Where: each of n ranks holds 1/n of weights, gradients and optimizer state, the gathered weights of one block
-at a time (with `reshard` off, of all blocks from forward to backward), and those of the root's group, which
+at a time (with `reshard` off, of all blocks until their backward pass), and those of the root's group, which
 are the weights outside blocks. Sent per rank and step, for P bytes of weights and G of gradients: (n-1)/n x
 (2P + G), with `reshard` off (n-1)/n x (P + G); 2G instead of G on gloo. Each accumulated microstep gathers
 again, and gradients stay full until the last microstep. With precision = bf16, weights are sent and used in
@@ -69,7 +69,7 @@ class Fsdp(Strategy):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Sum the gradients of unsharded weights; backward has summed those of sharded weights."""
+        """Sum the gradients of unsharded weights; the backward pass has summed those of sharded weights."""
         self._used_weights.sync_used()
         gradients = [local_part(weight.grad) for weight in self._replicated if weight.grad is not None]
         if gradients:

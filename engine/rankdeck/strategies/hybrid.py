@@ -5,9 +5,10 @@
     stage    consecutive layers, microbatches between them      (pipeline.py itself)
     tensor   slices of every large layer, sums in each block    (parallel/tensor/apply.py, as in tensor)
 
-A step from the inside out: forward and backward contain the sums along tensor, stages pass microbatches on,
-and backward reduce-scatters gradients along shard. Then, once per step, each rank's gradients are summed
-along data, by an explicit sync: DistributedDataParallel around a stage crashes or silently does not sync.
+A step from the inside out: forward and backward passes include the sums along tensor, stages pass
+microbatches on, and backward passes reduce-scatter gradients along shard. Then, once per step, each rank's
+gradients are summed along data, by an explicit sync: DistributedDataParallel around a stage crashes or
+silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
 Sent per rank and step: for each axis, the bytes that its strategy alone would send for the part of the model
@@ -49,7 +50,7 @@ from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 
 Axes = Mapping[str, DeviceMesh]
-"""Axis -> its device mesh. Axes of size 1 are left out."""
+"""Device mesh of each axis; axes of size 1 are left out."""
 
 
 class Hybrid(Strategy):
@@ -160,7 +161,7 @@ class Hybrid(Strategy):
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Evaluate on this rank. With sharding, a rank whose part of the batch is all padding also runs the
-        forward, because the other ranks need its shards of the weights."""
+        forward pass, because the other ranks need its shards of the weights."""
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()

@@ -1,7 +1,7 @@
 """model: layers on different devices, one process, one batch at a time.
 
     device 0: units 0..i ->  device 1: units i+1..j  -> ... -> loss on the last device
-    backward the same way back
+    the backward pass runs the same way in reverse
 
 Where: each device holds weights, gradients, optimizer state and activations of its own units. Sent per step:
 at each cut the activations of the whole batch forward, and as many bytes of gradients back. Wins: a model
@@ -165,8 +165,8 @@ class ModelParallel(Strategy):
         return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
     def _adopt(self, tensor: Tensor, index: int) -> Tensor:
-        """Assign a CPU tensor to a virtual device; copy the tensor if another virtual device holds it
-        already."""
+        """Assign a CPU tensor to virtual device `index`; copy the tensor first if it is already assigned to
+        another virtual device."""
         ledger = self.ledger
         if not ledger.is_tracking:
             return tensor
@@ -177,14 +177,15 @@ class ModelParallel(Strategy):
         return tensor
 
     def _move_attribute(self, tensor: Tensor, index: int) -> Tensor:
-        """Move another stage's tensor attribute to stage `index`'s device; a CPU tensor stays on the CPU."""
+        """Move a tensor attribute from another stage to the device of stage `index`; a CPU tensor stays on
+        the CPU."""
         if self._virtual is None:
             return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
         source = self.ledger.device_of(tensor)
         return tensor if source is None else self._virtual.copy(tensor, source, index, "buffers")
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """Move a tensor to another device, differentiably: its gradient travels back."""
+        """Move a tensor from device `source` to device `target`; its gradient flows back the same way."""
         # Bytes are counted per training step, without evaluations.
         if self.module.training:
             num_bytes = tensor.numel() * tensor.element_size()
@@ -194,8 +195,8 @@ class ModelParallel(Strategy):
         return self._virtual.transfer(tensor, source, target, kind)
 
     def _to_next_stage(self, tensor: Tensor, index: int) -> Tensor:
-        """Move an activation to the next device; when its gradient returns, the earlier device counts as busy
-        again."""
+        """Move an activation from device `index` to the next device; when the gradient returns, device
+        `index` counts as busy again."""
         moved = self._transfer(tensor, index, index + 1)
         if moved.requires_grad:
             moved.register_hook(lambda _: self.facts.switch_to(index, "backward"))

@@ -10,7 +10,7 @@ gradients back, where A is the size of one microbatch's activations at the cut; 
 their bytes among the k ranks that hold them. Wins: models too deep for one device, on slow links. Breaks: few
 microbatches; uneven stages; batch norms, which normalize over a microbatch (running statistics are those of
 the whole batch, see ../parallel/pipelining/stages.py); batches padded to their longest sample, where each new
-length costs one extra forward of a microbatch.
+length costs one extra forward pass over a microbatch.
 
 The schedules are torch's (torch.distributed.pipelining). `schedule = "1f1b-by-hand"` implements 1f1b once
 more with plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py to learn what a
@@ -123,14 +123,14 @@ class PipelineParallel(Strategy):
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
         label = f"point-to-point ({schedule})"
         self.facts = StageFacts(label, self.stages, num_microbatches, self._traffic, bubble)
-        # Last, once stages are in place: torch's stages keep what they are given.
+        # Last, once stages are in place: torch's stages store the objects passed to them.
         self._schedule = self._make_schedule()
         self._scheduled_sizes = self._sizes
 
     def _require_single_tensors(self) -> None:
-        """Check that the model suits a schedule that splits the backward: only one tensor may cross each cut.
-        The graphs of several tensors could overlap, and torch would run the shared part twice. Raises:
-        ModelError if the schedule splits the backward and several tensors cross a cut."""
+        """Check that only one tensor crosses each cut if the schedule splits the backward pass. The autograd
+        graphs of several tensors could overlap, and torch would run the shared part twice. Raises: ModelError
+        if several tensors cross a cut under such a schedule."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
@@ -161,8 +161,8 @@ class PipelineParallel(Strategy):
             model = place_model(model_fn(), setup, torch.device("cpu"))
             inputs, targets = cast_to(setup.read_samples(self._microbatch_size), setup.dtype)
             check_sample_dim((inputs, targets), self._microbatch_size, self.name)
-            # Shapes are found on the CPU, so the CPU's autocast decides dtypes. Its cache would pass the cast
-            # weights of a run on shapes to the next run, which needs values.
+            # Shapes are found on the CPU, so the CPU's autocast decides dtypes. Its cache would pass
+            # weights that were cast without values, to find shapes, on to the next run, which needs values.
             with torch.autocast(
                 "cpu", torch.bfloat16, enabled=setup.precision == "bf16", cache_enabled=False
             ):
@@ -202,8 +202,8 @@ class PipelineParallel(Strategy):
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run forward and backward of all microbatches through all stages; only the last stage computes
-        losses."""
+        """Run the forward and backward passes of all microbatches through all stages; only the last stage
+        computes losses."""
         batch, valid = self.pad_batch(batch)
         size = self._microbatch_size
         inputs, targets = (
@@ -286,7 +286,8 @@ class PipelineParallel(Strategy):
         return self.stages.tied_weight_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Run forward only, stage by stage; each stage runs all microbatches before the next stage starts."""
+        """Run only the forward pass, stage by stage; each stage processes all microbatches before the next
+        stage starts."""
         self.use_sizes(batch)
         size, any_batch = self._microbatch_size, self.cut.accepts_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]

@@ -9,9 +9,10 @@ activations forward and as many bytes of gradients back. Wins: no bubble at all.
 weights that are p-1-s updates old (one update with 2bw), which large learning rates do not tolerate; no
 operation, such as clipping, can use all gradients of an update, because they never exist at the same time.
 
-    stash   an update takes one microbatch of global_batch samples; backward uses the weights of its forward
-    2bw     an update sums `accumulate` microbatches (at least one per stage); forwards of update u use the
-            weights after u - 1 updates, so that two versions are enough
+    stash   an update takes one microbatch of global_batch samples; the backward pass uses the same weights
+            as the microbatch's forward pass
+    2bw     an update sums `accumulate` microbatches (at least one per stage); forward passes of update u use
+            the weights after u - 1 updates, so that two versions are enough
 
 An evaluation or a checkpoint drains the pipeline first, so that all stages are at the same update. Source:
 Harlap et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW).
@@ -45,7 +46,7 @@ from rankdeck.torch_compat.dispatch import storage_key
 
 @dataclass
 class _Microbatch:
-    """A microbatch that has finished its forward and is waiting for its gradient.
+    """A microbatch that has finished its forward pass in this stage and is waiting for its gradient.
 
     `count`, the number of targets, is known on the last stage only. `inputs`: the storage keys of the batch's
     tensors, to distinguish these from activations in the autograd graph.
@@ -87,8 +88,8 @@ class AsyncPipeline(PipelineParallel):
 
     @property
     def num_fill_steps(self) -> int:
-        # The first update comes that many microbatches late: with mode = "2bw" within one step. Otherwise as
-        # many further steps accumulate old weights, and sent tensors stay for one more.
+        # The first update comes `_num_later_stages` microbatches late: with mode = "2bw", within one step.
+        # Otherwise old weights accumulate in as many further steps, and sent tensors remain for one more.
         return int(self._num_later_stages > 0) if self._two_versions else 2 * self._num_later_stages + 1
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
@@ -172,15 +173,15 @@ class AsyncPipeline(PipelineParallel):
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
-        """Return the weight version for the forward of microbatch `number`; after a drain, this is at least
-        the version that all stages had reached when they drained."""
+        """Return the weight version for the forward pass of microbatch `number`; it is never older than the
+        version that all stages reached when the pipeline was last drained."""
         if self._two_versions:
             return max(number // self._microbatches_per_update - 1, self._drained_version)
         return self._versions.newest
 
     def _run_backward(self) -> None:
-        """Run backward of the oldest microbatch in flight, then update the weights if this microbatch
-        completes an update."""
+        """Run the backward pass of the oldest microbatch in flight, then update the weights if this
+        microbatch completes an update."""
         done = self._in_flight.popleft()
         self._traffic.count_backward()
         staleness = done.number // self._microbatches_per_update - done.version
@@ -227,7 +228,7 @@ class AsyncPipeline(PipelineParallel):
         """Return the gradients of this stage's outputs (None for an output without a gradient) and the number
         of targets.
 
-        Only the last stage computes that number; the other stages receive it.
+        Only the last stage computes the number of targets; the other stages receive it.
         """
         if not self._num_later_stages:
             return [torch.ones_like(output) for output in done.outputs], done.count
@@ -254,7 +255,8 @@ class AsyncPipeline(PipelineParallel):
         self._target_count = 0
 
     def finalize(self) -> None:
-        """Drain the pipeline: finish microbatches in flight, so that all stages are at the same update."""
+        """Drain the pipeline: finish all microbatches in flight, so that all stages are at the same
+        update."""
         under_way, is_new = len(self._in_flight), self._versions.newest > self._drained_version
         while self._in_flight:
             self._run_backward()
@@ -279,9 +281,9 @@ class AsyncPipeline(PipelineParallel):
     def _finish_sending(self, *, keep_calls: int) -> None:
         """Release sent tensors, except those sent in the last `keep_calls` calls of `forward_backward`.
 
-        Some backends mark a send as finished only once it is waited for. Two calls after a send, this wait
-        takes no time: the neighbour must have received the tensor before it could send the tensors that this
-        stage has received since then.
+        Some backends mark a send as finished only when it is waited for. Two calls after a send, this wait
+        takes no time: the tensors that this stage has received since then show that the neighbour has
+        received the sent tensor.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():
@@ -315,7 +317,7 @@ def _storage_keys(value: Any) -> frozenset[int]:
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the tensors that the outputs' graph keeps for backward."""
+    """Return the tensors that the autograd graph of `outputs` saves for the backward pass."""
     saved: list[Tensor] = []
     for node in iter_graph_nodes(output.grad_fn for output in outputs):
         for name in dir(node):

@@ -1,8 +1,9 @@
 """single: one device holds everything. It is the reference that every other strategy must equal.
 
 Where: weights, gradients, optimizer state, activations, all on device 0. Sent: 0 bytes. Wins: whenever the
-model fits and is fast enough. Breaks: with the first byte that does not fit. Forward and backward are
-`Strategy.compute` in base.py, as for ddp, fsdp, tensor and hybrid. Read data_parallel.py and ddp.py next.
+model fits and is fast enough. Breaks: when the model no longer fits on the device. `Strategy.compute` in
+base.py runs the forward and backward passes, as for ddp, fsdp, tensor and hybrid. Read data_parallel.py and
+ddp.py next.
 """
 
 from __future__ import annotations

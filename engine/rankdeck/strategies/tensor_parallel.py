@@ -6,11 +6,11 @@
 Where: each rank holds 1/n of the split weights with their gradients and optimizer state, and all other
 weights (norms, positions) in full. It holds 1/n of the activations between the two layers of a pair, and the
 whole residual stream between blocks (1/n with sequence_parallel). Sent per rank and step: 4 sums per block,
-two in forward and two in backward, each 2(n-1)/n x A bytes for A = batch x tokens x width; with a split
-vocabulary one more sum for the embedding, and the logits once (a few numbers per token with loss_parallel).
-Wins: layers too large for one device, on links as fast as NVLink. Breaks: slow links, because computation
-waits for every sum; numbers of heads that n does not divide; layers other than Linear and Embedding. Source:
-Shoeybi et al., "Megatron-LM" (2019).
+two in the forward pass and two in the backward pass, each 2(n-1)/n x A bytes for A = batch x tokens x width;
+with a split vocabulary one more sum for the embedding, and the logits once (a few numbers per token with
+loss_parallel). Wins: layers too large for one device, on links as fast as NVLink. Breaks: slow links, because
+computation waits for every sum; numbers of heads that n does not divide; layers other than Linear and
+Embedding. Source: Shoeybi et al., "Megatron-LM" (2019).
 
 ../parallel/tensor/plan.py decides what is split, and ../parallel/tensor/apply.py splits it. Read ddp.py
 first, hybrid.py next.
@@ -76,8 +76,8 @@ class TensorParallel(Strategy):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Sum the gradients that cover only a slice of the sequence; backward has completed all other
-        gradients."""
+        """Sum, over all ranks, the gradients that cover only a slice of the sequence; all other gradients are
+        complete after the backward pass."""
         with self.communication_phase():
             reduce_partial_gradients(
                 self.module.parameters(), self._split.partial_gradients(), self._split.mesh

@@ -1,9 +1,9 @@
 """Identify the processes whose pids the driver reports, or mark them as belonging to another namespace.
 
-A driver may report host pids to a container, in which the same number belongs to another process or to none.
-A pid without a process in this namespace is foreign. Outside the host's own namespace, a pid is also foreign
-if its process can be inspected and holds no GPU. A pid is inspected when the driver starts to report it;
-after that, only the process's host memory is read each time.
+A driver may report host pids to a container, in which the same number belongs to another process or to no
+process. A pid without a process in this namespace is foreign. Outside the host's own namespace, a pid is also
+foreign if its process can be inspected and has no GPU's device file open. A pid is inspected when the driver
+starts to report it; after that, only the process's host memory is read each time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProcessIdentities:
         return identity
 
     def process_use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
-        """Return a process's identity and its use of a device."""
+        """Return how process `pid` uses a device, together with its identity; `kind`: compute | graphics."""
         who = self.identify(pid)
         process = who.process
         host_bytes = None if process is None else _or_none(lambda: int(process.memory_info().rss))

@@ -1,9 +1,9 @@
 """Share a sampler's current call with its watcher in shared memory: the device, the call, and its start time.
 
-A library that crashes ends its process without a message. The last mark names the device of the crashed call,
-so that the next sampler can skip it; an old mark means that a call has hung. Python writes the crashed
-thread's stack after the mark: it shows whether the thread that waits for events has crashed, in which case no
-device is to blame.
+A library that crashes ends its process without a message. The sampler marks each call before it makes the
+call: the last mark names the device of a crashed call, so that the next sampler can skip that device, and an
+old mark means that a call has hung. After the mark, Python writes the crashed thread's stack, which shows
+whether the thread that waits for events has crashed; no device is to blame then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ next one does not wait for events."""
 
 
 class CallMark(NamedTuple):
-    """The last mark. `device` is "" if no device is being read. `age_s` is None before the first mark."""
+    """The sampler's most recent mark. `device` is "" if no device is being read. `age_s` is None before the
+    first mark."""
 
     device: str
     call: str
@@ -53,7 +54,7 @@ class CrashMarker:
     def enable_crash_stack(self) -> None:
         """Make this process write the crashed thread's stack to the file if it crashes."""
         os.lseek(self.fd, _LAYOUT.size, os.SEEK_SET)
-        # Only the crashed thread's stack: it must tell the event thread from the reading one.
+        # Only the crashed thread's stack, which shows whether the event thread or the reading thread crashed.
         faulthandler.enable(self.fd, all_threads=False)
 
     def clear(self) -> None:

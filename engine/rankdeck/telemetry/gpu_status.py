@@ -17,7 +17,7 @@ import msgspec
 from rankdeck.telemetry.readings import Device, ProcessUse, is_indexed_uuid, throttle_reasons
 
 DRIVER_OVERHEAD_BYTES = 2**30
-"""Memory that no listed process uses is attributed to the driver and the display up to this amount."""
+"""Maximum amount of memory, used by no listed process, that is attributed to the driver and the display."""
 _JSON_KEYS = (
     "index", "uuid", "name", "total_bytes", "used_bytes", "utilisation", "temperature_c", "power_w",
     "processes", "memory_utilisation", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "throttle",

@@ -1,8 +1,8 @@
 """Read the virtual devices of a rehearsal: how busy each rank's process is.
 
-A rank's own events report the memory of its virtual device, which the rank's ledger tracks: only the rank's
-process can measure it. A rank that drives several devices also reports how busy each device's thread is; a
-rehearsal with such a rank has no sampler.
+The memory of a rank's virtual device is reported in the rank's own events, because only the ledger in the
+rank's process can measure it. A rank that drives several devices also reports how busy each device's thread
+is; a rehearsal with such a rank has no sampler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankdeck.telemetry.readings import (
 )
 
 _CHILD_SCAN_S = 2.0
-"""Time between two scans for child processes: each scan reads all processes of the machine."""
+"""Time between two scans for child processes, because each scan reads all processes of the machine."""
 
 
 def virtual_uuid(index: int) -> str:
@@ -35,8 +35,8 @@ class HostProvider(Provider):
     virtual device i.
 
     Utilisation is CPU time over wall time since the last reading, divided by the number of threads that a
-    rank may use (`threads`). With `include_children` a rank's child processes count as well, because a user's
-    script may start its ranks itself.
+    rank may use (`threads`). If `include_children` is True, a rank's child processes count as well, because a
+    user's script may start its ranks itself.
     """
 
     def __init__(self, pids: Sequence[int], *, threads: int = 1, include_children: bool = False) -> None:
@@ -86,7 +86,7 @@ class HostProvider(Provider):
         return min(1.0, cpu_s / (now_s - before[0]) / self._threads)
 
     def _child_processes(self, uuid: str, now_s: float) -> list[psutil.Process]:
-        """Return the rank's child processes, from a scan that is repeated only from time to time."""
+        """Return the rank's child processes; a new scan for them runs only every `_CHILD_SCAN_S` seconds."""
         if not self._include_children:
             return []
         looked_s, children = self._children.get(uuid, (-_CHILD_SCAN_S, []))

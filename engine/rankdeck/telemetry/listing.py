@@ -17,7 +17,7 @@ from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
 LISTING_TIMEOUT_S = 20.0
-"""Time limit for the driver to answer all queries once; each GPU that hangs extends it."""
+"""Time limit for querying every GPU once; each GPU that hangs extends the limit."""
 HANG_TIMEOUT_S = 5.0
 _RESTART_PAUSE_S = 0.1
 

@@ -130,7 +130,7 @@ class NvmlProvider(Provider):
         return readings
 
     def _is_due(self, gpu: NvmlGpu, call: NvmlCall, now_s: float, readings: dict[str, Reading]) -> bool:
-        """Check whether a paused call may be made again; if not, add its last known state to `readings`."""
+        """Check whether a paused call may be made again; if not, add its stored reading to `readings`."""
         until_s, known_of_it = gpu.paused_until[call]
         if until_s > now_s:
             if known_of_it is not None:

@@ -164,7 +164,7 @@ def _load_library(library: Path) -> None:
 
 
 def call_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result, or None if the driver or the GPU refuses the call."""
+    """Return the function's result, or None if the driver or the GPU refuses the call."""
     try:
         return function(*arguments)
     except NVML_ERRORS:

@@ -1,7 +1,7 @@
 """List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
 A GPU that does not answer is listed as lost, with the driver's error, and the others are listed as usual.
-NVML's indices are in PCI order, but CUDA's need not be: everything is stored by UUID.
+NVML's indices are in PCI order, but CUDA's may not be, so everything is stored by UUID.
 """
 
 from __future__ import annotations

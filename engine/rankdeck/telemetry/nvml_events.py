@@ -33,7 +33,7 @@ XidKind = tuple[str | None, int]
 
 
 class XidEvents:
-    """Counts of XID errors on the given GPUs, by UUID."""
+    """Counter of XID errors by GPU (UUID) and error number."""
 
     def __init__(self, gpus: Mapping[str, NvmlGpu]) -> None:
         self._gpus = gpus
@@ -76,7 +76,7 @@ class XidEvents:
             self._counts[uuid, number] = self._counts.get((uuid, number), 0) + 1
 
     def notices(self, now_s: float, *, at_end: bool = False) -> list[NoticeLine]:
-        """Return the notices that are due; with `at_end`, also the notices that are not due yet."""
+        """Return the notices that are due; if `at_end` is True, also those that are not due yet."""
         if not self._counts and not self._reported_s:
             return []
         with self._lock:

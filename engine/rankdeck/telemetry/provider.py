@@ -18,7 +18,7 @@ class DeviceLostError(Exception):
 class Provider(Protocol):
     """A source of readings. It can crash or hang its process, which is why the sampler is a separate process.
 
-    `needs_reopen` means that a provider that stops answering may answer again only after it is reopened.
+    `needs_reopen`: whether a provider that no longer answers may have to be reopened before it answers again.
     """
 
     needs_reopen: bool = False
@@ -27,7 +27,7 @@ class Provider(Protocol):
         """Return all devices, each GPU followed by its MIG instances, with their static facts and supported
         metrics.
 
-        Only the metrics whose support is known without a query are listed.
+        A metric is listed only if its support can be determined without a query.
 
         Raises:
             MachineError: there is no driver, or it does not answer.
@@ -59,7 +59,7 @@ class Provider(Protocol):
         return
 
     def notices(self, *, at_end: bool = False) -> list[NoticeLine]:
-        """Return the notices since the last call; with `at_end`, also the notices that are not due yet."""
+        """Return the notices since the last call; if `at_end` is True, also those that are not due yet."""
         return []
 
     def signature(self) -> object:

@@ -14,9 +14,9 @@
      "processes":[{"pid":4711,"name":"python","used_bytes":3221225472}]}]}
     {"kind":"notice","t":1790000007.3,"code":"lost","uuid":"GPU-51...","message":"GPU 0 ... is lost."}
 
-Everything is keyed by UUID. Omitted keys have the defaults of the structs below. A reading is a value, or
-says why there is none; an unknown value is never 0. A sample holds the readings since the last sample;
-omitted metrics are unchanged. Read registry.py next: it aggregates lines into the current state.
+Everything is keyed by UUID. Omitted keys have the defaults of the structs below. A reading is a value, or the
+reason why there is none; an unknown value is never written as 0. A sample holds the readings since the last
+sample; omitted metrics are unchanged. Read registry.py next: it aggregates lines into the current state.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class DeviceReadings(msgspec.Struct):
 
 
 class DeviceProcesses(msgspec.Struct, omit_defaults=True):
-    """Processes on a device. `processes` is None if unknown; `state` then says why.
+    """Processes on a device. `processes` is None if unknown; `state` is then the reason.
 
     `run`: the directory of the run that holds the device's lease.
     """
@@ -236,7 +236,7 @@ class ProcessesLine(SamplerLine, tag="processes"):
 
 
 class NoticeLine(SamplerLine, tag="notice"):
-    """A notice about something that happened.
+    """A notice about an event, such as the loss of a GPU.
 
     `count`: for a frequent event, the number of times that it has happened since the last notice.
 
@@ -279,7 +279,7 @@ def encode(line: SamplerLine) -> bytes:
 
 
 def decode(line: bytes) -> AnySamplerLine | None:
-    """Decode a line; None if it is invalid or of a kind that this version does not know."""
+    """Decode a line; None if it is invalid or of a kind that this version does not support."""
     try:
         return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:

@@ -1,8 +1,9 @@
 """Aggregate the sampler's lines (readings.py) into the current state of every device, for the app and the
 command line's table.
 
-A reading keeps the time at which it was taken and becomes stale with age, so no outdated number looks current
-on screen after a sampler has hung or ended. A device that disappears stays in the list, marked as lost.
+Each reading is stored with the time at which it was taken and becomes stale with age, so no outdated number
+looks current on screen after a sampler has hung or ended. A device that disappears stays in the list, marked
+as lost.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class DeviceRegistry:
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
-        """Return the current status of every device. With `keep_stale`, stale values are not replaced by
-        None: in a slow one-time listing, the first values become stale before the last values arrive."""
+        """Return the current status of every device. If `keep_stale` is True, stale values are not replaced
+        by None: in a slow one-time listing, the first values become stale before the last values arrive."""
         instances: Counter[str] = Counter()
         statuses = []
         for device in self.devices:
@@ -141,7 +142,7 @@ class DeviceRegistry:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
     def _replace_devices(self, line: DevicesLine) -> None:
-        """Store the new list; devices that are missing from it are kept as lost.
+        """Store the devices in `line`; earlier devices that are missing from it remain, marked as lost.
 
         MIG instances are dropped when their GPU is no longer split. A GPU that never reported its UUID is
         dropped when the list contains an entry with the GPU's index.

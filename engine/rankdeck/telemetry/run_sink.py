@@ -1,8 +1,8 @@
 """Convert the sampler's lines to events of a run (events/sampler.<attempt>.jsonl) that identify devices by
 their indices in the run.
 
-Utilisation is written as often as it is read; unchanged memory is written once a second. `missing` lists the
-metrics that a device cannot report; it is written whenever the list changes.
+Utilisation is written as often as it is read; unchanged memory is written once a second. An event's `missing`
+lists the metrics that a device cannot report; it is written whenever this list changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 
 
 class RunSink:
-    """Writer of one attempt's events; it continues where an earlier sampler ended.
+    """Writer of the sampler's events for one attempt of a run; it continues the file of an earlier sampler.
 
     `pids` are the processes of this host's ranks, in rank order. `first` is the index in the run of this
     host's first device, and also the number of this host's first rank.
@@ -147,7 +147,8 @@ class RunSink:
         return events.DeviceSample(device=self._index[entry.uuid], processes=rows)
 
     def _rank_of(self, pid: int) -> int | None:
-        """Return the rank whose process is `pid` or leads the session of `pid`; None if there is none."""
+        """Return the rank whose process has this `pid`, or leads the session of the process with this `pid`;
+        None if there is no such rank."""
         try:
             return self._ranks.get(pid, self._ranks.get(os.getsid(pid)))
         except OSError:

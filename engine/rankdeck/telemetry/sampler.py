@@ -55,11 +55,11 @@ LOST_RETRY_TICKS = 50
 PROBE_TICKS = 50
 """Ticks between two checks for a change in the set of devices."""
 EXIT_CHANGED = 75
-"""The set of devices has changed. Only a new process sees the change: NVML counts devices when it is
-initialized."""
+"""Exit code if the set of devices has changed. Only a new process notices the change, because NVML counts
+devices when it is initialized."""
 EXIT_UNRESPONSIVE = 76
-"""No device has answered for a while: an NVML session opened before the driver was reloaded never recovers.
-"""
+"""Exit code if no device has answered for a while: an NVML session opened before the driver was reloaded
+never recovers."""
 UNRESPONSIVE_AFTER_S = 5.0
 _MIN_REPORTED_AGE_S = 0.005
 _DUE_METRICS = [
@@ -130,7 +130,7 @@ class Sampler:
         threading.Thread(target=wait, name="events", daemon=True).start()
 
     def run(self, wait: Callable[[float], bool]) -> int:
-        """Tick until `wait(seconds)` returns True, and return the exit code.
+        """Call `tick` every `TICK_S` seconds until `wait(seconds)` returns True; return the exit code.
 
         The code is nonzero if a new process must take over.
         """
@@ -193,7 +193,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Update the start of the period in which no device has returned a value."""
+        """Update the time since which no read of a device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None

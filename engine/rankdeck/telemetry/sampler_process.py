@@ -26,11 +26,12 @@ HEALTHY_AFTER_S = 60.0
 """Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""A longer time between two polls shows that this process, and the sampler with it, was suspended."""
+"""Maximum time between two polls; after a longer time, this process and the sampler must have been
+suspended."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
-"""Signals that a crash of the library causes. Any other signal comes from outside the sampler and says
-nothing about a device."""
+"""Signals that a crash of the library causes. Any other signal comes from outside the sampler and is not
+caused by a device."""
 _EXIT_FAILED = 1
 """Exit code after an error in the sampler's own code while it read a device; reading the device again would
 fail in the same way."""
@@ -43,7 +44,7 @@ _HUNG_TEXTS = (
         "resume in {pause:.0f} s."
     ),
 )
-"""Messages about a sampler that hung: the first if the device is unknown, the second if it is known."""
+"""Messages about a sampler that hung: one without the device that it was querying, one with the device."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(
@@ -64,7 +65,7 @@ _EXITED_TEXTS = (
 
 
 class SamplerProcess:
-    """A watched sampler, started with the given arguments.
+    """A sampler process that is started with `arguments`, watched and restarted.
 
     `piped`: the sampler's lines are read with `wait_for_lines`; otherwise the sampler writes events of a run,
     and is restarted even if it finds no driver. `exit_code` is set once the sampler has ended and will not be
@@ -173,7 +174,7 @@ class SamplerProcess:
         if was_told or code == EXIT_UNRESPONSIVE:
             return []  # the lost devices were reported before
         advice = phrase("If it happens again, check whether nvidia-smi responds.")
-        # Waiting for events is no GPU that could be left out.
+        # EVENTS is not a GPU, so the advice about a skipped GPU does not apply to it.
         if left_out and left_out != EVENTS:
             advice = phrase("Rankdeck skips that GPU from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
@@ -216,7 +217,8 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """Describe how the sampler ended, in which call, and when the next sampler starts."""
+        """Describe how the sampler ended and when the next one starts; if `left_out` is set, also the last
+        call."""
         arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device

@@ -1,6 +1,7 @@
 """The kind, bytes and group of collectives, their timeouts, and the collectives in torch's flight recorder.
 
-Split layers run functional collectives; all other code runs c10d's collectives.
+Layers that are split by tensor parallelism run functional collectives; all other code runs c10d's
+collectives.
 
 Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp, Ops.cpp and
 FlightRecorder.hpp; torch/distributed/distributed_c10d.py.

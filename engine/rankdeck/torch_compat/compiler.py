@@ -45,8 +45,8 @@ def defer_compiler_import() -> None:
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Let the `with` block create a DistributedDataParallel without importing the compiler to read an
-    option."""
+    """Prevent DistributedDataParallel's constructor, called in the `with` block, from importing the compiler
+    just to read an option."""
     if _DYNAMO in sys.modules:
         yield
         return
@@ -61,7 +61,7 @@ def without_compiler() -> Iterator[None]:
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Finder that keeps torch's functions from importing the compiler, until other code imports the compiler;
+    """Import finder that prevents torch's functions from importing the compiler until other code imports it;
     the finder itself never finds a module."""
 
     def __init__(self) -> None:

@@ -43,8 +43,8 @@ _DEFAULT_SAMPLE_RATE = 100
 
 
 def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return the numbers in DDP's log of the last backward, with times in nanoseconds; empty if there is no
-    log."""
+    """Return the numbers in DDP's log of the last backward pass, with times in nanoseconds; empty if there is
+    no log."""
     try:
         log = ddp._get_ddp_logging_data()
     except (AttributeError, AssertionError, TypeError):
@@ -53,12 +53,13 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
 
 
 def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make DDP log the times of every backward if `is_enabled`, and of only every hundredth if not."""
+    """Make DDP log the times of every backward pass if `is_enabled` is True, otherwise of every hundredth."""
     ddp._set_ddp_runtime_logging_sample_rate(1 if is_enabled else _DEFAULT_SAMPLE_RATE)
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Compress a bucket to `dtype` and average it across the ranks: torch's hook, adapted to any backend."""
+    """Compress a bucket to `dtype` and average it across ranks, as torch's fp16 and bf16 compression hooks
+    do."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)

@@ -98,15 +98,16 @@ class DispatchMode(TorchDispatchMode):
         return False
 
     def worker_mode(self) -> DispatchMode | None:
-        """Return the mode for a worker thread, which works on behalf of this mode's thread.
+        """Return the mode to enter in a worker thread that works on behalf of this mode's thread.
 
-        None if the worker's operations do not belong to this mode, or if the worker enters a mode by itself.
+        None if the worker's operations do not belong to this mode, or if the worker enters a mode on its own.
         """
         return None
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""Return a storage's C++ address: equal for all tensors that share the storage, even if it has no memory."""
+"""Function that returns a storage's C++ address, which is the same for all tensors that share the storage,
+even if the storage has no memory."""
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -144,31 +145,31 @@ def call_operation(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> A
 
 
 def top_mode() -> Any:
-    """Return the mode that sees this thread's operations first; None if there is no mode."""
+    """Return the mode that intercepts this thread's operations first; None if there is no mode."""
     return _get_current_dispatch_mode()
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a context in which this thread's modes see no operations."""
+    """Return a context in which this thread's modes do not intercept operations."""
     context: AbstractContextManager[Any] = _disable_current_modes()
     return context
 
 
 def in_backward() -> bool:
-    """Check whether the calling thread runs inside autograd's backward."""
+    """Check whether the calling thread is running an autograd backward pass."""
     return backward_id() != _NO_BACKWARD
 
 
 def backward_id() -> int:
-    """Return an id that is unique to each backward of autograd; outside a backward, a fixed number."""
+    """Return an id that is unique to each autograd backward pass; outside a backward pass, a fixed number."""
     return int(torch._C._current_graph_task_id())
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
-    """Check whether an argument wraps other tensors (a DTensor, or a collective's result that is not yet
-    awaited).
+    """Check whether any of the arguments' types wraps other tensors (DTensor, or the type of a collective's
+    result that is not yet awaited).
 
-    The wrapped tensors are observed when the wrapper unwraps itself. Plain subclasses (Parameter) wrap
+    The modes observe the wrapped tensors once the wrapper unwraps itself. Plain subclasses (Parameter) wrap
     nothing, and a fake tensor is treated as plain because its own storage is what the modes track.
     """
     return any(is_wrapper(cls) for cls in types)
@@ -219,7 +220,7 @@ def _is_fused_step(func: Any) -> bool:
 
 
 def inplace_result(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return the result of an operation that only writes: its first argument, or None."""
+    """Return the result of an operation that only writes in place: its first argument, or None."""
     return args[0] if func._schema.returns else None
 
 

@@ -74,13 +74,13 @@ DEVICE_OP = torch.ops.prim.device.default
 """The operation that torch calls, through every mode, to read a fake tensor's device."""
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
-"""A context in which a fake tensor appears to be on "meta"; None where this torch has no such context."""
+"""A context in which a fake tensor appears to be on "meta"; None if this version of torch has none."""
 
 
 class FakeTensorMode(fake_tensor.FakeTensorMode):
     """Variant of torch's fake mode that several threads can use at once.
 
-    Each thread has its own flag that says whether a kernel is running, and its own stack of replaced modes.
+    Each thread has its own flag for whether a kernel is running, and its own stack of replaced modes.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -119,7 +119,7 @@ def active_fake_mode() -> Any:
 def make_fake_tensor(
     blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: Mapping[str, object]
 ) -> FakeTensor:
-    """Make a fake tensor from the "meta" tensor `blank`, four times as fast as torch does.
+    """Make a fake tensor from the "meta" tensor `blank`, four times as fast as torch itself.
 
     `state` holds the attributes of a fake tensor made by torch, except its mode.
     """
@@ -133,7 +133,7 @@ def make_fake_tensor(
 
 
 def has_symbols(tensor: FakeTensor) -> bool:
-    """Check whether sizes or strides are symbols rather than numbers."""
+    """Check whether the tensor's sizes or strides are symbols rather than numbers."""
     return bool(tensor._has_symbolic_sizes_strides)
 
 

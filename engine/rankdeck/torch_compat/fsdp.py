@@ -33,7 +33,7 @@ PRIVATE_APIS = (
 
 
 def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
-    """Make FSDP scatter zeros for any weight of the module's own group if that weight got no gradient.
+    """Make FSDP scatter zeros for every weight of the module's own parameter group that got no gradient.
 
     Before each scatter, `use` is called with the sharded parameter of each weight that got a gradient.
     """

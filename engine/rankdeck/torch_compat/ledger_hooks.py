@@ -78,7 +78,7 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """Report to the modes every tensor that shares a user's buffer, because no operation creates it."""
+        """Report tensors of torch.frombuffer to the dispatch modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:
@@ -89,8 +89,8 @@ class LedgerPatches(AttributePatches):
         self.patch(torch, "frombuffer", wrapper)
 
     def _patch_save_on_cpu(self) -> None:
-        """Replace save_on_cpu's hooks: with a CPU device they would save the original tensors, or copies on
-        the same device."""
+        """Replace the hooks of save_on_cpu: on a virtual device, which for torch is the CPU, they would save
+        the original tensors, or copies on the same device."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 
@@ -105,7 +105,7 @@ class LedgerPatches(AttributePatches):
                 return start(thread)
 
             def followed_run() -> None:
-                # The wrapper refers to the thread: kept on it, it would be a reference cycle.
+                # The wrapper refers to the thread, so leaving it there would form a reference cycle.
                 del thread.run
                 with context():
                     run()

@@ -123,8 +123,8 @@ def is_expanded(tensor: Tensor) -> bool:
 def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     """Deep-copy a module tree.
 
-    `instead` maps a tensor's id to its replacement. A non-leaf tensor that is stored in a module (the old
-    weight norm and pruning store such tensors) is copied without its autograd history.
+    `instead` maps a tensor's id to its replacement. A non-leaf tensor that is stored in a module (torch's old
+    weight norm and its pruning store such tensors) is copied without its autograd history.
     """
     memo, values = dict(instead), list[Any]()
     for each in module.modules():
@@ -145,7 +145,8 @@ _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinsta
 
 
 def shallow_copy(module: nn.Module) -> Any:
-    """Copy a module for dp; the copy has its own tables, in which weights need not be autograd leaves.
+    """Copy a module for a replica of the strategy `dp`; the copy has its own tables, in which weights need
+    not be autograd leaves.
 
     Hooks that the copy's forward registers are registered on the copy only; Hugging Face models register
     hooks in this way, once per model.
@@ -158,8 +159,8 @@ def shallow_copy(module: nn.Module) -> Any:
 
 
 def record_weight(replica: Any, name: str, weight: Tensor) -> None:
-    """Record the name under which a shallow copy holds a weight: some of torch's modules look up weights by
-    name."""
+    """Record the weight `name` of the shallow copy `replica`, because some of torch's modules look up weights
+    by name."""
     replica._former_parameters[name] = weight
 
 

@@ -48,7 +48,7 @@ _PLAIN_TENSOR = torch.empty(0, device="meta")
 
 
 class Stage(PipelineStage):
-    """torch's stage, with fixes that only some versions need."""
+    """torch's PipelineStage, with fixes that only some versions of torch need."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
         """Return a stage's first messages, except messages from a rank to itself.
@@ -60,7 +60,7 @@ class Stage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         """Return the sends of gradients to the previous stage, with gradients made contiguous: a split
-        backward may produce gradients that are not."""
+        backward pass may produce gradients that are not."""
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.contiguous()
@@ -79,8 +79,8 @@ class Stage(PipelineStage):
 
 
 def clone_view(tensor: Tensor) -> Tensor:
-    """Clone an output that is a view: a split backward detaches outputs in place, which is not allowed on
-    views."""
+    """Clone an output if it is a view: a split backward pass detaches outputs in place, which views do not
+    allow."""
     return tensor.clone() if tensor._is_view() else tensor
 
 

@@ -1,11 +1,12 @@
 """Cached results of operations on fake tensors: the same operation on the same shapes is computed once.
 
-torch has such a cache too, but making its keys takes longer than the rest of a pass. Here a key is made only
-if it is certain to be complete: for aten operations on plain fake tensors (see `_is_plain`) and plain values.
-The first result of each operation is torch's own. The cache stores the result's shapes, strides and dtypes,
-and for a view the offset in the storage of the first argument. Operations that return an argument, or put two
-results into one storage, are not cached. The cache cuts planning time by a third. If torch has moved a
-function that `_rebuild_outputs` needs, torch computes every result. Read fake_tensors.py first.
+torch has such a cache too, but making its keys takes longer than the rest of a pass over fake tensors. Here a
+key is made only if it is certain to be complete: for aten operations on plain fake tensors (see `_is_plain`)
+and plain values. The first result of each operation is torch's own. The cache stores the result's shapes,
+strides and dtypes, and for a view the offset in the storage of the first argument. Operations that return an
+argument, or put two results into one storage, are not cached. The cache cuts planning time by a third. If
+torch has moved a function that `_rebuild_outputs` needs, torch computes every result. Read fake_tensors.py
+first.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ processes."""
 
 
 class ShapeCache:
-    """Cache of operations' results. Several threads and passes can share `known_outputs`."""
+    """Cache of operations' results. Several threads and passes over fake tensors can share
+    `known_outputs`."""
 
     def __init__(self, known_outputs: KnownOutputs | None = None) -> None:
         self._known: KnownOutputs = {} if known_outputs is None else known_outputs

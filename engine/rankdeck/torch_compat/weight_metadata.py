@@ -68,6 +68,6 @@ def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
 
 
 def restore_metadata(module: nn.Module, marks: dict[str, WeightMetadata]) -> None:
-    """Copy metadata to a module's new weights of the same names."""
+    """Copy the metadata in `marks` to the module's new weights of the same names."""
     for name, of_weight in marks.items():
         of_weight.copy_to(module.get_parameter(name))

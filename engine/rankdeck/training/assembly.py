@@ -59,8 +59,9 @@ def assemble(
     """Build the strategy and return its Trainer; call this after loading data and joining the process group.
 
     `devices` are this rank's torch devices and `device_indices` their indices in the run. A rehearsal without
-    a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from one device that
-    the check found (None if there was no check). `job` holds further arguments of Trainer.
+    a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from a run on one
+    device that the check in verify/ found (None if the check did not run). `job` holds further arguments of
+    Trainer.
 
     Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """

@@ -46,9 +46,9 @@ class Trainer:
     """One rank's training loop, which uses a strategy that has already been built.
 
     `device_indices` are the indices of the rank's devices in the run. The trainer calls `beat(step, phase)`
-    as a sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
-    further differences from one device are reported. With `sync_each_step`, a step ends only when its GPUs
-    have finished, so that the step's time includes their work.
+    as a sign of life. Without a `saver` nothing is saved. `notes` are reported first; if `is_verified` is
+    True, no further differences from a run on one device are reported. If `sync_each_step` is True, a step
+    ends only when its GPUs have finished, so that the step's time includes their work.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Trainer:
         saver = self._saver
         if saver is None or saver.resume_from is None:
             return None
-        # Without a step left, no other forward shows which mean the model's own loss is.
+        # If no step is left, no other forward pass shows how the model's own loss is averaged.
         is_over = saver.resume_from.step >= self._workload.steps and not self.strategy.owns_optimizer_step
         if self.strategy.needs_warm_up or (is_over and self._workload.loss.is_in_model):
             self.warm_up()
@@ -168,7 +168,7 @@ class Trainer:
         return restored
 
     def warm_up(self) -> None:
-        """Run one step's forward and backward without updating weights.
+        """Run one step's forward and backward passes without updating weights.
 
         The restore that follows resets everything that the step changes (buffers, random states).
         """
@@ -219,8 +219,8 @@ class Trainer:
     def step(self, step: int, batches: Iterator[Batch], *, is_tracked: bool) -> StepFacts:
         """Take one optimizer step over the next global batch.
 
-        The ledger tracks the whole step if `is_tracked`, otherwise from the first batch with untracked
-        shapes.
+        The ledger tracks the whole step if `is_tracked`, otherwise from the first batch whose shapes have not
+        been tracked yet.
         """
         self._monitor.enter_step(is_tracked=is_tracked)
         try:
@@ -245,7 +245,8 @@ class Trainer:
         return True
 
     def _save(self, step: int, *, reason: str) -> None:
-        """Report all steps, because a resumed run never takes them again; then save a checkpoint."""
+        """Report all steps so far, because a run resumed from the new checkpoint does not repeat them; then
+        save the checkpoint."""
         assert self._saver is not None
         self._report_steps()
         self._beat(step, SAVING)
@@ -288,8 +289,8 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report, once and on only one of the ranks that compute the loss, a loss that does not add up over
-        microsteps."""
+        """Report that the loss does not add up over microsteps, if so; only one of the ranks that compute the
+        loss reports this, and only once."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

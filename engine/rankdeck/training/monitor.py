@@ -170,7 +170,7 @@ class StepMonitor:
             self._write_facts(facts.step)
 
     def write_spans(self, *, wait: bool) -> None:
-        """Write sampled steps whose phases are known; with `wait`, all sampled steps."""
+        """Write sampled steps whose phases are known; if `wait` is True, all sampled steps."""
         started_s = time.thread_time()
         for event, marks_cost_s in self._spans.take_samples(self._rank, self._device_indices, wait=wait):
             self._writer.write(event)
@@ -223,7 +223,7 @@ class StepMonitor:
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
-        """Warn once if a device held more than the rehearsal's simulated capacity."""
+        """Warn once if a device used more memory than the rehearsal's simulated capacity."""
         capacity_bytes = self._capacity_bytes
         if capacity_bytes is None:
             return
@@ -242,7 +242,7 @@ class StepMonitor:
                 capacity=format_bytes(capacity_bytes),
             ),
             advice=phrase(
-                "A GPU with that capacity would have run out of memory. To see what fits: rankdeck plan"
+                "A GPU with that capacity would have run out of memory. To see what fits, run: rankdeck plan"
             ),
             severity="warning",
             path="rehearsal.capacity",

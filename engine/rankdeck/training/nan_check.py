@@ -101,8 +101,8 @@ class _NonFiniteFound(Exception):  # noqa: N818 - it ends a forward early and is
 def find_non_finite(module: nn.Module, inputs: Any, *, forward_is_local: bool = True) -> NonFiniteOrigin:
     """Find the first value that is NaN or infinite.
 
-    Without `forward_is_local`, a rank with sharded weights cannot run the forward alone, and checks only the
-    batch and its own weights.
+    If `forward_is_local` is False, this rank cannot run the forward pass without other ranks; it then checks
+    only the batch and its own weights.
     """
     for index, tensor in enumerate(tensor_leaves(inputs)):
         if not _is_finite(tensor):

@@ -1,8 +1,8 @@
-"""Report, before a run's first step and in plans, why the final weights will differ from one device's.
+"""Report, before a run's first step and in plans, why the final weights will differ from those on one device.
 
-Each device and each microstep processes only a part of what one device processes at once. Sums of losses and
-gradients do not depend on this split. Operations across samples do (a batch norm's statistics, the balancing
-of a router inside a loss), and so do random numbers. A run on one device also splits the batch into
+Each device and each microstep processes only a part of what a single device would process at once. Sums of
+losses and gradients do not depend on this split. Operations across samples do (a batch norm's statistics, the
+balancing of a router inside a loss), and so do random numbers. A run on one device also splits the batch into
 microsteps (train.accumulate). Read assembly.py first.
 """
 
@@ -54,8 +54,8 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
-    """Return the notes on differences from one device, as far as they are known once the model is built."""
-    if strategy.owns_optimizer_step:  # stale weights never equal one device's
+    """Return notes on the differences from one device that can be predicted once the model is built."""
+    if strategy.owns_optimizer_step:  # stale weights never equal those of one device
         return []
     notes = []
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
@@ -104,13 +104,14 @@ def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
 
 
 def _is_batch_split(strategy: Strategy) -> bool:
-    """Check whether a forward sees fewer samples than a forward on one device would."""
+    """Check whether a forward pass processes fewer samples than a forward pass on one device would."""
     microstep_samples = strategy.setup.microstep_samples
     return strategy.min_forward_samples(microstep_samples // strategy.data_shard()[1]) < microstep_samples
 
 
 def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
-    """Return the note for a run whose batch norms see `num` of `part_batch` samples at a time."""
+    """Return the note for a run whose batch norms normalize over `num` samples at a time, not
+    `part_batch`."""
     has_option = "sync_batchnorm" in config.strategy_spec.options.model_fields
     return Problem(
         "batch-norm-differs",

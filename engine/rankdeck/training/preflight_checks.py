@@ -173,7 +173,8 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Take optimizer steps on the chosen weights; return the new weights and how far each element moved.
+    """Take optimizer steps on the weights `chosen` from `wholes`, with gradients drawn for all of `wholes`;
+    return the new weights and how far each element moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """
@@ -238,9 +239,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
         )
     else:
         message = phrase(
-            "Optimizer {use} gives different results if each rank holds only part of the "
-            "weights. Its update of a weight depends on other weights or on its position among "
-            "them.",
+            "Optimizer {use} gives different results if each rank holds only part of the weights. Its "
+            "update of a weight depends on other weights or on the weight's position among them.",
             use=use,
         )
         advice = phrase(
@@ -254,8 +254,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
 def _random_optimizer_error(use: str) -> ConfigError:
     return ConfigError(
         phrase(
-            "Optimizer {use} draws random numbers, and each rank would draw its own, so their "
-            "weights would diverge.",
+            "Optimizer {use} draws random numbers, and each rank would draw different ones, so the "
+            "ranks' weights would diverge.",
             use=use,
         ),
         code="optimizer",

@@ -26,7 +26,7 @@ _WATCHED_TIMEOUT_S = 86_400.0
 
 
 def join_process_group(device: torch.device, world_size: int, timeout_s: float | None) -> None:
-    """Create the process group; a single rank creates it without any other process.
+    """Create the process group; a single rank needs no other process for this.
 
     `timeout_s` is None for ranks with a supervisor, which detects why ranks wait and ends them itself.
     """
@@ -45,8 +45,8 @@ def join_process_group(device: torch.device, world_size: int, timeout_s: float |
 
 
 def extend_group_timeouts() -> None:
-    """Extend the timeouts of the groups created by strategies to that of the main group; called on ranks with
-    a supervisor."""
+    """Extend the timeouts of the groups that strategies have created to the main group's timeout; called only
+    on ranks with a supervisor."""
     set_timeouts(_WATCHED_TIMEOUT_S)
 
 
@@ -56,7 +56,7 @@ def is_multi_host_run(world_size: int) -> bool:
 
 
 def make_consensus(folder: Path, rank: int, world_size: int) -> RankConsensus:
-    """Return the rank consensus: ranks on one host use a folder, ranks on several hosts a collective."""
+    """Return the rank consensus, which uses a folder if all ranks are on one host, otherwise a collective."""
     if not is_multi_host_run(world_size):
         return RankConsensus(folder, rank, lead_steps=0 if world_size == 1 else 1)
     group = dist.new_group(backend="gloo")

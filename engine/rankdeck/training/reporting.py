@@ -1,9 +1,9 @@
 """Report a rank's steps without waiting for them.
 
-Steps are collected and written as columns, at most 50 ms after the first of them, so that a step costs the
-loop a microsecond. A GPU's losses stay on the GPU until then: one copy moves the losses of all collected
-steps to the CPU, and they are written once the copy has finished. No collective is used: each rank reports
-its own sum and count, and readers add them up.
+Steps are collected and written as columns, at most 50 ms after the first of them, so that reporting a step
+takes the training loop only a microsecond. A GPU's losses stay on the GPU until then: one copy moves the
+losses of all collected steps to the CPU, and they are written once the copy has finished. No collective is
+used: each rank reports its own sum and count, and readers add them up.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class _StepColumns:
         )
 
     def loss_scales(self) -> list[float]:
-        """Return the loss scale of each step, empty without scaling. Call it after `event`, which waits for
-        copies."""
+        """Return the loss scale of each step; empty without loss scaling. Call it after `event`, which waits
+        for copies."""
         return _to_floats(self._scales) or []
 
 
@@ -127,7 +127,8 @@ class StepReporter:
         return None if self._in_flight is None else self._write(wait=False)
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
-        """Write all steps whose losses are known; with `wait`, also those whose losses are still on a GPU."""
+        """Write all steps whose losses are known; if `wait` is True, also those whose losses are still on a
+        GPU."""
         bad = self._write(wait=wait)
         # On the CPU losses are known at once.
         if wait or not self._on_gpu:
@@ -205,7 +206,8 @@ _LOG_FLUSH_INTERVAL_S = 0.25
 
 @contextlib.contextmanager
 def logging_disabled() -> Iterator[None]:
-    """Discard values logged inside the `with` block, for a diagnostic forward that belongs to no step."""
+    """Discard values logged inside the `with` block, for a diagnostic forward pass that belongs to no
+    step."""
     before, log.rank_handler = log.rank_handler, None
     try:
         yield
@@ -236,7 +238,7 @@ class StepLog:
             self.flush()
 
     def flush(self, *, is_final: bool = False) -> None:
-        """Write values that are known; with `is_final`, wait briefly for numbers that are still on a GPU."""
+        """Write the values that are known; if `is_final` is True, wait briefly for numbers still on a GPU."""
         self._last_flush_s = time.monotonic()
         for columns in self._buffer.take(is_final):
             self._writer.write(events.Metrics(self._rank, *columns))

@@ -74,8 +74,8 @@ class SamplingBudget:
     """Budget that decides, from earlier steps' times, whether the ledger tracks a step. It never reads a
     clock itself.
 
-    `budget` is the share of the run's step time that tracking is allowed to cost; with `always` every step is
-    tracked.
+    `budget` is the share of the run's step time that tracking is allowed to cost; if `always` is True, every
+    step is tracked.
     """
 
     def __init__(self, *, budget: float = TRACKING_SHARE, always: bool = False) -> None:

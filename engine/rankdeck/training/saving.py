@@ -210,8 +210,8 @@ class Saver:
 def newest_checkpoint(
     folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint that rank 0 finds; with `hosts`, the newest checkpoint of which
-    every file is intact on at least one host.
+    """Return the newest intact checkpoint that rank 0 finds; if `hosts` is not None, the newest checkpoint
+    whose files are each intact on at least one host.
 
     Newer checkpoints that are damaged are reported.
     """

@@ -2,11 +2,11 @@
 
     zero_grad -> for each microstep: forward_backward -> sync -> (divide by the count) -> (clip) -> optimizer
 
-The loss is a sum over the global batch, divided once by the number of targets. If this count is known in
-advance, the loss is divided by it before backward. If not (masked targets, a user's own loss), gradients are
-divided after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch
-can have fewer samples than other steps; a rank that gets none of these samples computes one sample with scale
-0. Read loop.py next.
+The loss is a sum over the global batch, divided once by the number of targets. If this number is known in
+advance, the loss is divided by it before the backward pass. If not (masked targets, a user's own loss),
+gradients are divided after the backward pass by the number summed over all ranks. With data.last = "keep" the
+last step of an epoch can have fewer samples than other steps; a rank that gets none of these samples computes
+one sample with scale 0. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class TrainComponents:
-    """The components of a run that are changed by each step and saved in a checkpoint."""
+    """The components of a run that each step changes and that checkpoints include."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -37,7 +37,7 @@ class TrainComponents:
 
 
 def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
-    """Switch to training or evaluation weights if the optimizer keeps both, as schedule-free ones do."""
+    """Switch an optimizer to its training or evaluation weights if it has both (schedule-free ones do)."""
     turn = getattr(optimizer, mode, None)
     if callable(turn):
         turn()
@@ -60,7 +60,7 @@ class OptimizerStep:
         on_batch: Callable[[Batch], object],
     ) -> None:
         self.last_inputs: Any = None
-        """The inputs of the model's last forward."""
+        """The inputs of the model's last forward pass."""
         self._train = workload.config.train
         self._schedule = workload.schedule
         self._counts_vary = workload.has_varying_counts
@@ -138,7 +138,7 @@ class OptimizerStep:
         return batch
 
     def _normalization_factor(self, batch: Batch, num_samples: int, of_step: int) -> float:
-        """Return the factor by which a microstep's loss sum is multiplied before backward.
+        """Return the factor by which a microstep's loss sum is multiplied before the backward pass.
 
         It is 1 / the number of targets of all `of_step` samples of the step if that number is known in
         advance, otherwise 1 / train.global_batch, which `_normalize_gradients` corrects.
@@ -224,8 +224,8 @@ class LossScaling:
 
     @property
     def current_scale(self) -> Tensor | None:
-        """This step's loss scale, kept on the device so that no code has to wait for it; None without loss
-        scaling."""
+        """This step's loss scale, as a tensor on the device so that no code has to wait for it; None without
+        loss scaling."""
         if not self.is_on:
             return None
         scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))

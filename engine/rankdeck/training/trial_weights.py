@@ -30,7 +30,7 @@ Optimizers often treat matrices with sides of 128 and more differently from smal
 _MAX_WEIGHTS = 64
 """Above this number of weights, only the first and the last weight of each kind are tried."""
 _SPIKE_FACTOR = 30.0
-"""Norm of a spike as a multiple of the norm of a step's gradients."""
+"""Norm of a spike (see `draw_gradients`), as a multiple of the norm of a step's gradients."""
 _TOLERANCE, _FP64_TOLERANCE = 1e-4, 1e-7
 """Tolerances relative to how far the steps move a weight: far larger than rounding errors, except those of
 16-bit arithmetic."""
@@ -211,7 +211,7 @@ class TrialWeight:
     def local_parameter(self) -> nn.Parameter:
         """Return this rank's shard as a parameter."""
         parameter = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
-        if self._weight is not None:  # not the layout's: attributes that the rank's weight has lost then show
+        if self._weight is not None:  # its own attributes, so that lost ones are noticed
             WeightMetadata(weight_metadata(self._weight).attributes).copy_to(parameter)
         return parameter
 
@@ -231,13 +231,14 @@ class TrialWeight:
         return full_gradient.to_sparse(1) if self._info.is_sparse else full_gradient
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check whether this rank's shard after the steps differs from the same shard of the full weight
-        `expected`; `path` is the distance that each element of the full weight moved."""
+        """Check whether `stepped`, this rank's shard after the steps, differs from the same shard of the full
+        weight `expected`; `path` is the distance that each element of the full weight moved."""
         cut = [local_part(self._shard(tensor)) for tensor in (expected, path, self.initial)]
         return _values_differ(local_part(stepped), *cut)
 
     def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check whether the full weight differs from `expected`; `path` is as in `local_differs`."""
+        """Check whether the full weight `stepped` differs from `expected`; `path` is as in
+        `local_differs`."""
         return _values_differ(stepped, expected, path, self.initial)
 
 

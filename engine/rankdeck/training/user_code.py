@@ -60,7 +60,7 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
     """Return the data sets (train, heldout or None) that the factory `target` makes from `args`; a single
-    data set is used as train.
+    data set is used as `train`.
 
     Raises: DataError if the factory does not exist, raises, or returns something other than data sets.
     """

@@ -87,7 +87,7 @@ class _StopFlag:
     def __init__(self) -> None:
         self.is_requested = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C: only the supervisor ends ranks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from Ctrl-C; only the supervisor ends ranks
 
     def use_default_handler(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -241,7 +241,7 @@ class Worker:
     def _verify(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> tuple[list[Problem] | None, ModelAnalysis | None]:
-        """Run the check if needed; return the known differences from one device, and the model analysis (None
+        """Run the check if needed; return notes on differences from one device, and the model analysis (None
         without a check)."""
         config, start = workload.config, None if saver is None else saver.resume_from
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:

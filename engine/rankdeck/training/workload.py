@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def has_varying_counts(self) -> bool:
-        """Whether only the forward determines the number of targets, so that ranks must sum their counts."""
+        """Whether only a forward pass yields the number of targets, so that ranks must sum their counts."""
         if self.data_spec is None or self.data_spec.may_mask:
             return True
         return self.config.loss.use not in ("cross_entropy", "mse")
@@ -81,7 +81,7 @@ class Workload:
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Build the optimizer for parameters that are already on their final devices.
 
-        Raises: ConfigError if the class does not take the given options or these parameters.
+        Raises: ConfigError if the class does not take the configured options or these parameters.
         """
         chosen = self.config.train.optimizer
         # TOML has only lists, but torch expects tuples (betas).
@@ -239,7 +239,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build a configuration's loss. If the model computes it, only a forward yields the number of targets."""
+    """Build the configured loss; if the model computes it, only a forward pass yields the target count."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))

@@ -143,7 +143,7 @@ def test_user_code_needs_trust(world: PlanWorld, make: Callable[[str], StepMovem
     world.draft.replace(TEXT.replace('use = "mlp"', 'use = "mine:build"'), folder=world.folder, stem="mine")
     step = make("ddp")
     step.plan_now()
-    assert step.needs_trust and "runs its own code" in step.problem and not step.is_planning
+    assert step.needs_trust and "its own code must be run" in step.problem and not step.is_planning
     assert not world.requests
 
 

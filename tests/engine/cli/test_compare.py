@@ -94,7 +94,7 @@ def test_a_dash_writes_the_page_to_stdout(
     ("words", "message"),
     [
         (("slow",), "A comparison needs more than one run."),
-        (("slow", "slow"), "is given twice"),
+        (("slow", "slow"), "is listed twice"),
         (("slow", "nothing"), 'There is no run called "nothing".'),
         (("slow", "slow@5"), "has no attempt 5"),
         (("slow", "fast", "--baseline", "slow@0"), 'The baseline "slow@0" is not among the compared runs'),

@@ -64,7 +64,7 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
             "ddp",
             {"hosts": {"devices": {"box1": "gpu:0"}}},
             "hosts.devices.box1",
-            "box2 provides virtual devices",
+            "box2 has virtual devices",
         ),
         ("ddp", {"hosts": {"use": "box1"}}, "hosts.use", "is not a list"),
         ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, but hosts.use lists only 2"),

@@ -96,7 +96,7 @@ def test_an_unwritten_failure_names_the_system_error() -> None:
     problem = cause_of(RankEvidence(0, 1, beat=beat, last_lines=("r",)))
     assert problem.code == "file-too-large"
     assert problem.message == (
-        "File too large: the process exited with status 1 in step 20, and its output is lost."
+        "File too large: the process exited with status 1 in step 20, and its output was lost."
     )
 
 

@@ -278,7 +278,7 @@ def test_a_large_bubble_suggests_microbatches_or_balance(
         assert problems == {}
     else:
         assert problems["bubble-large"].cure == fix
-        assert f"measured 50 %, theoretical for this schedule {theory:.0%}"[:-1] in (
+        assert f"measured: 50 %; theoretical value for this schedule: {theory:.0%}"[:-1] in (
             problems["bubble-large"].evidence[0].text
         )
 

@@ -69,7 +69,7 @@ def test_a_missing_collective_finds_the_laggard_without_stacks() -> None:
     assert find_laggard(hang_state) == 1 and hang_state.has_waiting_rank
     message = hang_warning(hang_state, 117.0, "").message
     assert "No progress for 16 s: it is in step 18" in message
-    assert message.endswith("while the other ranks wait in all_reduce number 58 (650 Float).")
+    assert message.endswith("while the other ranks are waiting in all_reduce number 58 (650 Float).")
     assert (
         "the other ranks waited for it in all_reduce number 58 (650 Float)"
         in hang_problem(hang_state, 117.0).message
@@ -197,7 +197,7 @@ def test_the_message_names_step_location_and_time() -> None:
     beats = {0: Beat(20, "step", 100.0), 1: Beat(20, "evaluation", 100.0)}
     warning = hang_warning(HangState(beats, {0: COMPUTING_FRAMES, 1: WAITING_FRAMES}), 112.0, "Look.")
     assert (warning.severity, warning.rank, warning.advice) == ("warning", 0, "Look.")
-    for word in ("12 s", "step 20", "loss (mine.py, line 11)", "while the other ranks wait."):
+    for word in ("12 s", "step 20", "loss (mine.py, line 11)", "while the other ranks are waiting."):
         assert word in warning.message
     cause = hang_problem(HangState(beats, suspended=[1]), 160.0)
     assert cause.code == "hang" and "SIGSTOP" in cause.message and '"evaluation" of step 20' in cause.message

@@ -49,7 +49,7 @@ def _ranks(
         ([_sampler(0, 1), _sampler(0, 1)], "aa", "num_replicas=1", "after init_process_group"),
         ([_RANDOM, _RANDOM], "aa", "RandomSampler goes through the whole", "DistributedSampler(dataset)"),
         ([{"class": "x:_Constant", "iterable": True}] * 2, "aa", "IterableDataset yields", "islice"),
-        ([_sampler(0), _sampler(1)], "aa", "the dataset returns the same samples", "another seed"),
+        ([_sampler(0), _sampler(1)], "aa", "the dataset returns the same samples", "different seed"),
         ([_sampler(0), _RANDOM], "aa", "Only some of their samplers", "on every rank"),
         ([{}, {}], "aa", "work of a single rank.", "DistributedSampler(dataset)"),
     ],
@@ -167,7 +167,7 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "labels-constant": (
         "labels-constant",
         {"numbers": {"names": 0, "label": 3, "labels": 640, "batches": 40}},
-        "All labels of the training are 3",
+        "All training labels are 3",
         "reads its labels",
     ),
     "batches-of-one-class": (

@@ -185,7 +185,7 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "gradient-without-optimizer": (
         "gradient-without-optimizer",
         {"names": ["3.weight", "3.bias"], "numbers": {"names": 2, "replaced": 2}},
-        "no optimizer steps them: 3.weight, 3.bias",
+        "no optimizer updates them: 3.weight, 3.bias",
         "after the last change",
     ),
     "no-gradient-graph": (
@@ -260,18 +260,18 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "learning-rate-zero",
         {"names": ["PolynomialLR"], "numbers": {"ratio": 1, "counter": 4, "length": 4, "steps": 60}},
         "has been 0 since step 5",
-        "as long as the training",
+        "as long as the run",
     ),
     "resume-without-optimizer": (
         "resume-without-optimizer",
         {"names": ["AdamW", "half.pt", "step"], "numbers": {"counter": 120, "saved": 0}},
-        "continues at step 120 without the optimizer's state: AdamW's moments",
+        "resumes at step 120 without the optimizer's state: AdamW's moments",
         "Save optimizer.state_dict()",
     ),
     "resume-without-scheduler": (
         "resume-without-scheduler",
         {"names": ["LambdaLR", "half.pt", "epoch"], "numbers": {"counter": 12, "saved": 1}},
-        "continues at epoch 12, but LambdaLR starts its schedule again",
+        "resumes at epoch 12, but LambdaLR starts its schedule again",
         "scheduler.load_state_dict with the scheduler's state in half.pt",
     ),
     "graphs-retained-container": (
@@ -372,7 +372,7 @@ def test_a_script_whose_loss_becomes_nan_is_found(tmp_path: Path, divided: bool)
     [
         (["head (Head)"], {"loss": 1, "module": 2}, "step 4 is that of head (Head)", "log(0)"),
         (["body"], {"loss": 1, "module": 1}, "whose input is not finite either", "Find the sample"),
-        ([], {"loss": 1, "batch": 1}, "loaded last before step 4 contains NaN", "Find the sample"),
+        ([], {"loss": 1, "batch": 1}, "loaded before step 4 contains NaN", "Find the sample"),
         (["a", "b"], {"gradients": 2, "names": 2}, "nearest to the loss: a, b", "epsilon"),
         (["a"], {"loss": 1, "weights": 1, "parameters": 6, "examined": 5}, "of step 5, 1 of 6", "Lower"),
         (["v"], {"loss": 1, "buffers": 1, "examined": 4}, "buffers are not finite: v", "log(0)"),

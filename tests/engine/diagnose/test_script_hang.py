@@ -21,7 +21,7 @@ def test_the_rank_outside_a_collective_is_blamed() -> None:
     assert (problem.rank, problem.severity) == (1, "warning")
     assert problem.message == (
         "No progress for 20 s: it is after step 7, in evaluate (/p/train.py, line 44), "
-        "while the other ranks wait."
+        "while the other ranks are waiting."
     )
 
 

@@ -231,7 +231,7 @@ RAISED: list[tuple[str, str, Raiser]] = [
     ("unreadable-weights", "git lfs pull",
      lambda: torch.load(io.BytesIO(b"version https://git-lfs.github.com/spec/v1\n"), weights_only=True)),
     ("no-cuda", "CPU build", lambda: torch.ones(1).cuda()),
-    ("nan-in-backward", "Backward through SqrtBackward0", _backward_to_nan),
+    ("nan-in-backward", "The backward pass through SqrtBackward0", _backward_to_nan),
     ("nan-outputs", "logits", lambda: torch.distributions.Categorical(logits=torch.tensor([np.nan, 1.0]))),
     ("nan-outputs", "GreaterThan(lower_bound=0.0)",
      lambda: torch.distributions.Normal(torch.zeros(1), -torch.ones(1))),

@@ -139,7 +139,7 @@ def test_memory_of_unknown_processes_is_shown(gpus: SimulatedGpus) -> None:
     gpus.device(0).used = 20 * GIB
     line = run_check(gpus.driver_environment)["vram"]
     assert line.verdict is Verdict.WARNING and any(
-        "held, but not by any process" in text for text in line.evidence
+        "is in use, but not by any process" in text for text in line.evidence
     )
 
 

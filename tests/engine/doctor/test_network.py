@@ -32,7 +32,7 @@ def unknown_host(name: str) -> list[str]:
 def test_loopback_carries_data() -> None:
     line = single_row(network.check_loopback(resolving_to("127.0.0.1")))
     assert line.verdict is Verdict.OK
-    assert "interface lo is up" in line.evidence and any("and back" in text for text in line.evidence)
+    assert "interface lo is up" in line.evidence and any("came back" in text for text in line.evidence)
 
 
 def test_localhost_with_a_foreign_address_is_a_warning() -> None:

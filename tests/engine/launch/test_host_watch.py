@@ -128,7 +128,7 @@ def test_a_missing_rank_is_found_on_the_other_host(both: Callable[..., TwoHosts]
     (warning,) = hosts.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 2)
     assert "in loss (/home/me/train.py, line 22)" in warning.message
-    assert "the other ranks wait in all_reduce number 84" in warning.message
+    assert "the other ranks are waiting in all_reduce number 84" in warning.message
     assert not hosts.wait(14) and hosts.wait(8) and len(hosts.problems) == 1
     cause = find_cause(hosts.coordinator.evidence(), hosts.coordinator._polled_s)
     assert (cause.problem.code, cause.problem.rank) == ("hang", 2)

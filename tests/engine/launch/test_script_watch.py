@@ -43,7 +43,7 @@ def test_a_hang_names_the_lines_of_waiting_ranks_only(tmp_path: Path) -> None:
     assert (behind.code, behind.rank) == ("hang-suspected", 1)
     assert (
         "after step 10, in wait_for_disk (" in behind.message
-        and "while the other ranks wait" in behind.message
+        and "while the other ranks are waiting" in behind.message
     )
     assert f"rankdeck stop {runs['behind'].name}" in (behind.advice or "")
     left = _warning(runs["left"])

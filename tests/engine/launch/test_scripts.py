@@ -589,7 +589,9 @@ def test_a_daemonized_script_ends_with_the_run(tmp_path: Path) -> None:
     assert wait_for_script_end(run)[1] == 0
     assert not processes_of_run(run.path)
     (problem,) = launching.read_problems(run, "warning")
-    assert problem.message.startswith("The script left 1 process behind, which ends with the run: python")
+    assert problem.message.startswith(
+        "The script left 1 process behind, which will be killed when the run ends: python"
+    )
     assert problem.message.endswith(f" ({int(log(run))}).") and problem.code == "left-behind"
 
 

@@ -183,7 +183,7 @@ def test_a_rank_without_heartbeats_is_reported_unless_it_has_events(
     both.wait(90)
     (warning,) = both.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 1)
-    assert "it is at startup, while the other ranks wait" in warning.message
+    assert "it is at startup, while the other ranks are waiting" in warning.message
     unheard = watched(num_ranks=2)
     for rank in range(2):
         unheard.run.writer(f"rank-{rank}").write(events.Phase(rank=rank, phase="training"))

@@ -108,10 +108,10 @@ def test_entries_that_are_not_distinguishable_share_a_place(
         ([make_entry(1, "fsdp", 0.1), make_entry(2, "ddp", 0.1)], "gpu", 2, 2, "simplest of 2"),
         (
             [make_entry(1, "ddp", 0.2), make_entry(2, "pipeline-async", 0.1, shifted_losses(0.1))],
-            "gpu", 1, 1, "except pipeline-async, which trains differently",
+            "gpu", 1, 1, "as fast is pipeline-async, which trains differently",
         ),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1))], "gpu", 1, 1,
-         "except ddp, which trains differently"),
+         "as fast is ddp, which trains differently"),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1), reasons=NORM_REASONS)],
          "gpu", 2, 2, "No other"),
         ([make_entry(1, "single", None)], "gpu", None, None, ""),

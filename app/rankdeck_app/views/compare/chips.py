@@ -54,8 +54,8 @@ class ChipData:
 
 
 class RunChip(QAbstractButton):
-    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt. Each receives the run;
-    attempt also receives an attempt's number."""
+    """A run's chip. `acts` contains the callbacks `baseline`, `open`, `remove` and `attempt`. Each receives
+    the run; `attempt` also receives an attempt's number."""
 
     def __init__(self, theme: Theme, data: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class RunChip(QAbstractButton):
         self.set_data(data)
 
     def set_data(self, data: ChipData, names: NameShortener | None = None) -> None:
-        """Show the data; `names` shortens the names of all chips consistently."""
+        """Show the data; `names` is the shortener for the names of all chips."""
         self.data, self._names = data, names or NameShortener([data.name])
         letter, base, what = (
             run_letter(data.index),
@@ -188,7 +188,8 @@ class ChipRow(QWidget):
         self.setAccessibleName(tr("Compared runs"))
 
     def set_chips(self, chips_data: Sequence[ChipData]) -> None:
-        """Update the chips. The chips of unchanged runs are kept, so that the focus is not lost."""
+        """Update the chips. Chips of runs that are still compared are reused, so that the focus is not
+        lost."""
         if [chip.data.ref for chip in self.chips] != [chip_data.ref for chip_data in chips_data]:
             self._rebuild(chips_data)
         names = [chip_data.name for chip_data in chips_data]

@@ -112,7 +112,7 @@ def _capitalize(note: str) -> str:
 
 
 def difference_table(comparison: Comparison) -> ComparisonTableData:
-    """Return the differing configuration keys, then the other differences."""
+    """Return a table of the configuration keys that differ, followed by the runs' other differences."""
     lines: list[ComparisonLine] = []
     for heading, rows in (
         (tr("Configuration"), comparison.config_differences),
@@ -143,7 +143,7 @@ def memory_subtitle(comparison: Comparison, data: PairedBarsData) -> str:
     has_owner_memory = any(not device.is_peak for run in comparison.runs for device in run.devices)
     texts = [tr("at each device's peak")]
     if has_owner_memory:
-        texts.append(tr("on some devices only memory with known owners"))
+        texts.append(tr("for some devices, only memory with known owners"))
     if data.has_prediction:
         texts.append(tr("tick: predicted"))
     return ", ".join(texts)

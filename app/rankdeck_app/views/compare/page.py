@@ -41,7 +41,7 @@ _ONE_RUN = tr_noop("Add another run to compare with this run.")
 
 
 class ComparePage(Page):
-    """Comparison page. `acts` holds callbacks such as open (open a run) and add (ask the user for more runs).
+    """Comparison page. `acts` contains callbacks such as `open` (open a run) and `add` (ask for more runs).
 
     `comparison_changed` carries the runs, baseline first, and the previously compared runs.
     """
@@ -126,7 +126,7 @@ class ComparePage(Page):
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # so that arrow keys scroll
         return area
 
-    # What it shows
+    # Contents
 
     def add(self, ats: list[RunRef]) -> None:
         """Add runs, and tell the user which of them were refused."""
@@ -238,8 +238,8 @@ class ComparePage(Page):
 
 
 def _make_body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
-    """Create the body with all cards. Return it with the layout that places its two halves side by side if
-    they fit."""
+    """Create the body with all cards. Return the body and the layout that places its two halves side by side
+    if they fit."""
     inside = QWidget()
     halves = row(
         (column(cards["figures"], None), 1),

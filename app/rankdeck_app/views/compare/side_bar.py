@@ -31,7 +31,7 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class _ComparedDelegate(ListRowDelegate):
-    """Paints a run with its letter and dash pattern; `DATA_ROLE` holds (index, name, is_baseline)."""
+    """Delegate that paints a run's letter, dash pattern and name; its data are (index, name, is_baseline)."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         run_index, name, is_baseline = index.data(DATA_ROLE)
@@ -46,7 +46,7 @@ class _ComparedDelegate(ListRowDelegate):
 
 
 class _CandidateDelegate(RunDelegate):
-    """Paints a run, dimmed if it is already compared."""
+    """Delegate that paints a run, dimmed if it is already in the comparison."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         is_enabled = bool(index.flags() & Qt.ItemFlag.ItemIsEnabled)
@@ -54,7 +54,7 @@ class _CandidateDelegate(RunDelegate):
 
 
 class _RecentDelegate(ListRowDelegate):
-    """Paints a recent comparison as two lines of text, which `DATA_ROLE` holds."""
+    """Delegate that paints a recent comparison as two lines of text, which are the item's data."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         first, second = index.data(DATA_ROLE)
@@ -65,8 +65,8 @@ class _RecentDelegate(ListRowDelegate):
 
 
 class _ComparableFilter(QSortFilterProxyModel):
-    """Filters runs by the search text and hides races and their entries; runs in `compared` cannot be
-    selected."""
+    """Filter of the runs to add. It applies the search text and hides races and their entries; runs in
+    `compared` cannot be selected."""
 
     compared: Sequence[RunRef] = ()
 
@@ -81,8 +81,8 @@ class _ComparableFilter(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """The Compare side bar. `acts` holds the callbacks add (add runs), open (open a recent comparison) and
-    pick (let the user choose several runs).
+    """The Compare side bar. `acts` contains the callbacks `add` (add runs), `open` (open a recent comparison)
+    and `pick` (let the user choose several runs).
 
     `set_comparing` sets the current comparison.
     """
@@ -163,10 +163,10 @@ class CompareView(SideBarView):
             signal.connect(lambda index: self._actions["open"](self._recent.comparisons[index.row()]))
         self._size_lists()
 
-    # What is on show
+    # Contents
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show `comparing`, the comparison of the comparison tab that was active most recently."""
+        """Show `comparing`: the comparison in the comparison tab that was last active."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:
@@ -210,7 +210,7 @@ class CompareView(SideBarView):
     def _size_lists(self) -> None:
         self.candidate_list.setFixedHeight(ROW_HEIGHT * max(1, min(_MAX_VISIBLE, self.proxy.rowCount())))
 
-    # Acting on it
+    # Actions
 
     def _add(self, path: Any) -> None:
         # A desktop that activates rows with a single click emits both `clicked` and `activated`.
@@ -234,8 +234,8 @@ class CompareView(SideBarView):
 
 
 def _fill(list_widget: QListWidget, rows: Sequence[object], spoken: Sequence[str]) -> None:
-    """Fill the list with rows and their accessible texts; existing items are reused, so that the selection is
-    kept."""
+    """Fill the list with `rows` and with the texts for screen readers in `spoken`. Existing items are reused,
+    so that the selection is not lost."""
     while list_widget.count() > len(rows):
         list_widget.takeItem(list_widget.count() - 1)
     for index, (row, text) in enumerate(zip(rows, spoken, strict=True)):

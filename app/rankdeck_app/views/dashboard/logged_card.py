@@ -1,7 +1,7 @@
-"""Shows the metrics that a run's own code logs, with a small curve for each name.
+"""Shows the metrics that a run's own code logs, with a small curve for each metric.
 
-One curve at a time can be enlarged in the loss card. Scripts log through their libraries or `rankdeck.log`,
-the models of configured runs through `rankdeck.log`.
+One curve at a time can be enlarged in the loss card. Scripts log through their libraries or through
+`rankdeck.log`; the models of configured runs log only through `rankdeck.log`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REFRESH_INTERVAL_S = 0.5
 
 
 class LoggedCard(ChartCard):
-    """Card of logged metrics. `get_run` returns the viewed run, `loss` is the loss card, and `bring_back`
-    restores the loss in that card."""
+    """Card of logged metrics. `get_run` returns the viewed run, `loss` is the loss card, and `bring_back` is
+    called to show the loss in that card again."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LoggedCard(ChartCard):
         return True
 
     def _enlarge(self, name: str) -> None:
-        """Show a curve in the loss card; "" restores the loss."""
+        """Show the curve of the metric `name` in the loss card; if `name` is "", show the loss again."""
         card, metric, plot = self._loss_card, self._get_run().state.metrics.get(name), self._loss_card.body
         assert isinstance(plot, CurvePlot)
         if metric is None:

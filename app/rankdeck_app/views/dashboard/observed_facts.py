@@ -52,7 +52,8 @@ def _script_facts(run: RunView) -> Iterator[Fact]:
 
 
 def _short_python(python: str) -> str:
-    """Return the environment's name ('.venv' for /p/.venv/bin/python); outside an environment, the path."""
+    """Return the name of the interpreter's environment ('.venv' for /p/.venv/bin/python), or the
+    interpreter's path if it is in no environment."""
     # /usr/bin and /usr/local/bin belong to no environment, so their path is shown.
     components = python.rsplit("/", 3)
     return (

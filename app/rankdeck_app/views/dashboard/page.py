@@ -126,7 +126,7 @@ class RunPage(Page):
 
     def _live_actions(self) -> list[PageAction]:
         """Return the actions for a live run. Only a configured run can be asked to save a checkpoint: scripts
-        save their own."""
+        save their checkpoints themselves."""
         save = [PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")]
         stop = PageAction("debug-stop", tr("Stop this run"), "run.stop")
         return [*(save if self.run.is_planned else []), stop]
@@ -201,8 +201,8 @@ class RunPage(Page):
         self._pending = ~RunChange.NOTHING
 
     def _show_viewed_time(self) -> None:
-        """Show the newly requested time at once; the charts follow when the run's state at that time has been
-        read."""
+        """Show the newly requested time at once. The charts change later, when the run's state at that time
+        has been read."""
         self._pending |= RunChange.STATE
         self.time_bar.show_viewed_time()
         self.grid.mark(*self.time_bar.marks())
@@ -223,7 +223,7 @@ class RunPage(Page):
         # takes its data.
         if self.isVisible():
             self._mark_aged()
-            is_news = bool(self._pending & RunChange.STATE)  # which is said with the buttons beside the tab
+            is_news = bool(self._pending & RunChange.STATE)  # the tab and its buttons show it already
             is_due = (is_news or not self._should_postpone("cards", began_s)) and self._is_draw_due()
             if is_due:
                 self._refresh()
@@ -249,7 +249,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Mark cards as changed, once a second and even without new data, if they show their data's age."""
+        """Mark the cards that show the age of their data as changed, once a second, even without new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second
@@ -260,7 +260,8 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Restore the card layout saved for scripts or the run's strategy, once the run's kind is known."""
+        """Restore the card layout saved for scripts or for the run's strategy, once the reader has reported
+        which of the two applies."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))

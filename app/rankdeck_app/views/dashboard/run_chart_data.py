@@ -145,7 +145,7 @@ def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
 
 
 def _measured_step_text(run: RunView) -> tuple[str, str]:
-    """Return a long and a short text that say when the memory was measured."""
+    """Return a long and a short text about the step or time at which the memory was measured."""
     if all(run.device_memory(device) is None for device in run.devices):
         return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))
@@ -272,8 +272,8 @@ def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
 
 
 def heat_subtitle(run: RunView) -> tuple[str, str]:
-    """Return a text with the measure of utilisation (such as '% SM') and its time range, and a short text
-    without the range."""
+    """Return (text, short text): the measure of utilisation, such as '% SM', with and without the time
+    range."""
     if run.is_rehearsal:
         what = tr("thread busy")
     else:
@@ -282,8 +282,8 @@ def heat_subtitle(run: RunView) -> tuple[str, str]:
 
 
 def _current_value(device: DeviceState, newest: float) -> float | None:
-    """Return the device's mean utilisation in the last second before `newest`, or None if its readings
-    stopped well before `newest`."""
+    """Return the device's mean utilisation in the last second before `newest`, the time of the newest reading
+    of any device; None if the device's own readings stopped well before that time."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
         return None

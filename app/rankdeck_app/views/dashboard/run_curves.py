@@ -1,6 +1,6 @@
 """Builds the curves over steps and the logged metrics of a run: plain functions, no widgets.
 
-For an empty curve, `empty_reason` returns a one-line explanation of why there is no data.
+If a curve is empty, `empty_reason` returns a one-line explanation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _RATE_LEGEND = (tr_noop("now"), tr_noop("smoothed"), "")
 
 @dataclass(frozen=True)
 class CurveData:
-    """The curves of one card. `legend` holds the labels of the readout; a curve with an empty label is left
-    out of the readout."""
+    """The curves of one card. `legend` contains the labels of `raw`, `average` and `points` in the readout; a
+    curve with an empty label is left out of it."""
 
     raw: Curve
     average: Curve
@@ -86,7 +86,7 @@ def empty_reason(run: RunView, card: str) -> str:
     """Return the reason why the curve of a card is empty."""
     if run.is_planned:
         if card == "norm":
-            return tr("no gradient norms: they are recorded only with train.clip_norm")
+            return tr("no gradient norms: they are recorded only if train.clip_norm is set")
         return tr("waiting for the first step")
     observed = run.state.script.lead_observation
     if not run.is_observed:
@@ -117,8 +117,8 @@ def logged_metrics(run: RunView) -> MetricCurvesData:
 
 
 def logged_metrics_subtitle(run: RunView) -> str:
-    """Return a text that lists the libraries through which the metrics were logged, and says how many more
-    metrics were dropped."""
+    """Return a text with the libraries through which the metrics were logged and the number of metrics that
+    were dropped."""
     through = dict.fromkeys(metric.through for metric in run.state.metrics.values())
     cut = run.state.script.num_cut_names
     texts = [tr("through {libraries}", libraries=", ".join(through))] if through else []

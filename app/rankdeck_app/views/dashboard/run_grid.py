@@ -120,7 +120,7 @@ class RunGrid(ArrangeableGrid):
         is_own_count = card == "loss" and self.logged_card.is_enlarged and not self._run.is_planned
         return None if is_own_count else step
 
-    # What changed is shown
+    # Refreshing changed cards
 
     def refresh(self, pending: RunChange) -> None:
         run = self.viewed_run

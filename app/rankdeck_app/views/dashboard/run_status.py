@@ -1,7 +1,7 @@
 """Builds the metric strip and the banner above a run's cards: plain functions, no widgets.
 
-A metric gets a cell once its value is known. Metrics that a configured run is going to report have cells from
-the start, with a dash until their values are known.
+A metric gets a cell once it has a value. Metrics that a configured run is going to report have cells from the
+start, with a dash until they have values.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _imbalance_stats(run: RunView) -> list[Stat]:
 # The banner
 
 Headline = tuple[str, str, str]
-"""(tone, message, advice); tones are info, warning and error."""
+"""A tuple (tone, message, advice); the tone is "info", "warning" or "error"."""
 
 
 def headline(run: RunView) -> Headline | None:

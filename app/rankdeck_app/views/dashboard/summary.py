@@ -59,7 +59,7 @@ Cells = Sequence[str]
 
 
 class ActionButtons:
-    """Action buttons at the end of a row. The button objects are kept while the actions stay the same, so
+    """Action buttons at the end of a row. The same buttons are reused while the actions stay the same, so
     that the focus is not lost."""
 
     def __init__(self, row: QBoxLayout, acted: SignalInstance) -> None:
@@ -119,7 +119,7 @@ class SummaryPanel(QWidget):
     def show_report(
         self, title: str, report: RunReport | None, actions: Sequence[PageAction], *, is_open_by_default: bool
     ) -> None:
-        """Show a report with its actions; None hides the panel."""
+        """Show a report with its actions; hide the panel if `report` is None."""
         self._is_open_by_default = is_open_by_default
         self.title.setText(title)
         self._actions.show(actions)
@@ -160,7 +160,7 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def set_suppressed(self, is_aside: bool) -> None:
-        """Hide the summary while a card is maximised, or show it again."""
+        """Hide the summary if `is_aside`, because a card is maximised; otherwise show it again."""
         self._is_suppressed = is_aside
         self._update_visibility()
 
@@ -188,7 +188,7 @@ class SummaryPanel(QWidget):
             height += min(full_height, max(_MIN_BODY_HEIGHT, self._available_height)) + 10
         self.setFixedHeight(height)
 
-    # What it shows
+    # Contents
 
     def _fill(self, report: RunReport) -> None:
         clear_layout(self._flow)
@@ -367,7 +367,8 @@ class Banner(QWidget):
     def show_headline(
         self, headline: tuple[str, str, str] | None, actions: Sequence[PageAction] = ()
     ) -> None:
-        """Show (tone, message, advice) with action buttons; None hides the banner."""
+        """Show `headline`, a tuple (tone, message, advice), with action buttons; hide the banner if it is
+        None."""
         if headline is None:
             self.hide()
             return

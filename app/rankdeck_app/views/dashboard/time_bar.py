@@ -1,6 +1,7 @@
 """The bar below the dashboard: a time slider, a play button, and a button that returns to the present.
 
-Beside the slider is the requested time, marked "reading…" until the run's state at that time has been read.
+The requested time is shown next to the slider, marked "reading…" until the run's state at that time has been
+read.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ def scrubber_data(run: LiveRun) -> ScrubberData:
     start, end = bounds
     attempts = []
     for interval in step_intervals(run.state):
-        # A later attempt trained the steps after the last kept one again. Steps are assumed to take equal
-        # time.
+        # A later attempt repeated the steps after `last_kept`. Steps are assumed to take equal time.
         share = (interval.last_kept - interval.first + 1) / (interval.last - interval.first + 1)
         kept_until = interval.started + max(0.0, share) * (interval.ended - interval.started)
         attempts.append(AttemptInterval(interval.started - start, kept_until - start, interval.ended - start))
@@ -143,7 +143,7 @@ class TimeBar(QWidget):
         machine = self._run.time_machine
         self.scrubber.set_data(scrubber_data(self._run))
         if machine.viewed_time is None and self.now_button.hasFocus():
-            self.play_button.setFocus()  # or Qt gives it to whatever comes next: Space would start a run
+            self.play_button.setFocus()  # otherwise Qt focuses the next widget, where Space may start a run
         self.now_button.setEnabled(machine.viewed_time is not None)
         if machine.is_playing != self._is_playing:
             self._is_playing = machine.is_playing

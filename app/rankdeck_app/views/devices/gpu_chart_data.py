@@ -158,8 +158,8 @@ def _has_readings(series: Series, since_s: float, now_s: float) -> bool:
 
 
 def heat(gpus: Gpus, span_s: float, visible_range: tuple[float, float] | None = None) -> HeatStripData:
-    """Return the utilisation over the last `span_s` seconds, or over `visible_range`, to which the user
-    zoomed the memory chart."""
+    """Return the utilisation over the last `span_s` seconds or, if the user has zoomed the memory chart, over
+    `visible_range`, which is the range that the chart shows."""
     end_s = gpus.now_s if visible_range is None else visible_range[1]
     span_s = span_s if visible_range is None else visible_range[1] - visible_range[0]
     labels, lead = [gpu.label for gpu in gpus.physical_gpus], lead_device(gpus.imbalance())
@@ -182,7 +182,7 @@ def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
 
 
 def history_rows(gpus: Gpus, *metrics: str) -> Iterator[CsvRow | CsvRowBlock]:
-    """Yield the stored readings of the given metrics, or of all metrics if none are given."""
+    """Yield the stored readings of `metrics`, or of all metrics if none are named."""
     yield ("device", "uuid", "metric", "unit", "seconds", "value")
     for gpu in gpus.devices:
         for metric in metrics or METRICS:

@@ -50,7 +50,8 @@ def table(gpus: Gpus, span_s: float) -> MetricTableData:
 
 
 def scale_max(gpus: Gpus, metric: str) -> float:
-    """Return the upper end of a metric's scale for all devices: the highest limit or current value."""
+    """Return the upper end of a metric's scale, the same for all devices: the highest limit, or a tenth above
+    the highest current value if that is higher."""
     limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     # A tenth above the values, so that a curve at its maximum stays visible below the edge.
@@ -96,7 +97,8 @@ def _cell(gpus: Gpus, gpu: GpuStatus, metric: str, top: float = 0.0, is_hot: boo
 
 
 # Short texts for readings, devices and their users, each with a tone: "" | muted | hot.  An unknown value
-# says why: n/a (the device has no such reading), error, or a dash before the first answer; never a zero.
+# shows the reason, never a zero: n/a (the device has no such reading), error, or a dash before the first
+# answer.
 
 MEASURED, SIMULATED = tr_noop("measured on GPU"), tr_noop("simulated devices")
 HOT_C = 90.0

@@ -36,8 +36,8 @@ def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> H
     """Return the holders of a device's memory; their sizes add up to the device's capacity. Memory that the
     driver does not attribute to a process is listed as unattributed.
 
-    `memory` is the memory of a run on the device as reported by torch; if given, that run's memory is split
-    by kind.
+    `memory` is what torch reports about the memory of a run on the device; if it is not None, the run's
+    memory is split by kind.
     """
     if gpu.lost_at is not None:
         facts = [(tr("lost at"), clock_time(gpu.lost_at)), ("UUID", gpu.uuid)]

@@ -137,7 +137,7 @@ class DevicesPage(Page):
         self.span_buttons.addButton(button)
         return button
 
-    # What is shown
+    # Contents
 
     @property
     def selected_gpu(self) -> GpuStatus | None:
@@ -220,8 +220,8 @@ class DevicesPage(Page):
         return _OVERVIEW_PARTS if self.selected_gpu is None else _DEVICE_PARTS
 
     def _on_frame(self) -> None:
-        """Draw only the part that was drawn least recently, so that frames stay short. Parts are redrawn even
-        without new readings, so that displayed ages advance."""
+        """Draw only the least recently drawn part, so that frames stay short. Parts are redrawn even without
+        new readings, so that displayed ages advance."""
         if not self.isVisible() or not self._gpus.devices:
             return
         oldest = min(self.parts(), key=lambda part: self._drawn_s.get(part, 0.0))

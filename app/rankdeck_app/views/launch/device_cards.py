@@ -3,9 +3,9 @@
 Each card or chip shows an index, the bytes in use, a small bar, a check box, and the GPU's readings or the
 processes on the GPU that belong to no run.
 
-Up to eight devices are shown as cards 46 px high in two columns, more as chips 36 px high in four columns.
-Unknown values are left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU is still
-shown, with the time at which it was lost.
+Up to eight devices are shown as cards 46 px high in two columns, more than eight as chips 36 px high in four
+columns. Unknown values are left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU is
+still shown, with the time at which it was lost.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ READINGS_SEPARATOR = "  "
 
 @dataclass(frozen=True)
 class DeviceCardData:
-    """Data of a card. `share` is the fraction of the device's capacity in use, or the device's peak memory as
-    a fraction of the largest peak; None if unknown.
+    """Data of a card. `share` is the fraction of the device's capacity in use or, if the capacity is unknown,
+    the device's peak memory as a fraction of the largest peak of any device; None if neither is known.
 
     `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
     `lost_text` (the time of the loss) or `used_by` (processes that belong to no run) replaces `readings`.
@@ -202,7 +202,7 @@ class DeviceGrid(QWidget):
         self._grid.setSpacing(GAP)
 
     def set_devices(self, devices: Sequence[DeviceCardData], checked: Sequence[bool] | None) -> None:
-        """Show these devices; they cannot be selected if `checked` is None."""
+        """Show the devices, each checked or not; if `checked` is None, they cannot be selected."""
         shape = (len(devices), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)

@@ -122,13 +122,14 @@ class DevicesSection(QWidget):
                 group.refresh()
 
     def set_usages(self, kind: str, usages: Mapping[str, Usage]) -> None:
-        """Set the current run's memory use per host; the key "" stands for the host of a single-host run."""
+        """Set the current run's memory use per host; the key "" is the host of a single-host run. `kind` is
+        the kind of the run's devices: "gpu" or "virtual", "" if there is no live run."""
         self._usages = kind, usages
         self.local_devices.set_usage(kind, usages.get("", {}))
         for name, group in self.groups.items():
             group.devices.set_usage(kind, usages.get(name, {}))
 
-    # What is wrong
+    # Problems
 
     def find_widget(self, problem: Problem | None) -> QWidget | None:
         """Return the widget in which a problem can be fixed, or None if there is no such widget."""

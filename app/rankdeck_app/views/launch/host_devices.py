@@ -114,7 +114,7 @@ class HostDevices(QWidget):
         cards = [card for card in self.grid.cards if card.isCheckable() and card.isEnabled()]
         return cards[0] if cards else self.rehearsal_button
 
-    # What is chosen
+    # Selection
 
     def _selection(self) -> DeviceSelection | None:
         """Return the selection; None if it is invalid or empty."""
@@ -147,7 +147,7 @@ class HostDevices(QWidget):
             return gpu in self._selectable_gpus()
         return gpu.uuid in selection.gpus or (gpu.parent is None and str(gpu.index) in selection.gpus)
 
-    # Changing it
+    # Changing the selection
 
     def _write(self, use: str) -> None:
         self._choice.set_use(use)
@@ -186,7 +186,7 @@ class HostDevices(QWidget):
     def _select_free(self) -> None:
         self._select([gpu for gpu in self._selectable_gpus() if gpu.is_free])
 
-    # Drawing it
+    # Drawing the devices
 
     def set_usage(self, kind: str, usage: Usage) -> None:
         """Set the current run's memory use by device index: the index on the host for kind "gpu", the index

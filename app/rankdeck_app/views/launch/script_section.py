@@ -180,7 +180,7 @@ class ScriptSection(QWidget):
         self._folder.scan()
         self._script.recheck()
 
-    # Changing it
+    # Changing the draft
 
     def _set(self, **values: object) -> None:
         self._script.set_fields(**values)
@@ -198,13 +198,13 @@ class ScriptSection(QWidget):
         self._set(ranks=self.num_gpus())
 
     def num_gpus(self) -> int:
-        """Return the number of selected GPUs, or 1 if it is unknown."""
+        """Return the number of selected GPUs, but at least 1."""
         use = self._script.form.devices
         if use == "gpu:all":
             return max(1, len(self._gpus.physical_gpus))
         return max(1, len([name for name in use.removeprefix("gpu:").split(",") if name]))
 
-    # Showing it
+    # Showing the draft
 
     def refresh(self) -> None:
         form, script = self._script.form, self._script
@@ -274,8 +274,6 @@ class ScriptSection(QWidget):
         self.python_button.setText(text)
         source = tr("set by the entry") if own_python else folder.source
         torch = interpreter.torch_version
-        self.python_line.set_warning(
-            None if torch else tr("No torch was found in this Python's environment.")
-        )
-        torch_text = f"torch {torch}" if torch else tr("No torch was found in this environment")
+        self.python_line.set_warning(None if torch else tr("torch was not found in this Python environment."))
+        torch_text = f"torch {torch}" if torch else tr("torch was not found in this environment")
         self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{torch_text}")

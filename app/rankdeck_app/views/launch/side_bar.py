@@ -76,7 +76,7 @@ class LaunchView(SideBarView):
         self._show_mode()
         self.strategy.list.choice_changed.connect(self._show_chosen_strategy)
 
-    # What is wrong
+    # Problems
 
     def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
         """Show the launch state in the footer, and problems with the devices or the strategy in the DEVICES

@@ -1,8 +1,8 @@
 """The plan page: the memory that every strategy would need on every device, before anything starts.
 
 Results arrive one by one and are updated when the form changes; a click on a row selects its strategy for the
-draft. A plan for GPUs that the machine does not have is kept separate and does not affect the estimate beside
-the Launch button. Read state/plan.py first, then table.py.
+draft. A plan for GPUs that the machine does not have is separate and does not affect the estimate in the
+footer of the side bar. Read state/plan.py first, then table.py.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class PlanPage(Page):
         self._fixes_card.setVisible(bool(fixes))
         self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fix_list.height() + 10)
         is_unasked = not (lines or plan.is_planning or plan.is_complete or plan.problem)
-        unasked = tr("No plan yet. Plans are made only on request.")
+        unasked = tr("No plan yet. Click Plan Now to predict the memory of every strategy.")
         texts = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
         self.reason_label.setText(unasked if is_unasked else "\n".join(texts))
         self.reason_label.setVisible(bool(self.reason_label.text()))

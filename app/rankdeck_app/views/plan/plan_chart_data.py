@@ -149,7 +149,7 @@ def format_round_bytes(num_bytes: int) -> str:
 
 
 def rows(plan: DraftPlan, raced: DraftRace | None = None) -> list[PlanRowData]:
-    """Return the table's rows; with `raced`, measurements are shown below the predictions."""
+    """Return the table's rows. Measurements from the race in `raced`, if any, are below the predictions."""
     cheapest, recommended, _ = plan.marks
     marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
     data = [
@@ -279,8 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return (note, whether one device stands out). If so, the note is the ratio of its memory to the
-    others'; if not, "each" if all devices need the same memory, or else the name of the fullest device."""
+    """Return (note, whether one device stands out). If one does, the note is the ratio of its memory to the
+    others'. Otherwise it is "each" if all need the same memory, or the name of the fullest device."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]
@@ -297,8 +297,8 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """Return the verdict with its reason, the notes, and the fullest device's memory by kind; `verified` is
-    the verification's text."""
+    """Return a tooltip with the verdict and its reason, the text `verified` of the verification, the notes,
+    and the fullest device's memory by kind."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)

@@ -58,7 +58,8 @@ VERDICT_ICONS = {
 
 _SHORT_MARKS = {LEAST_MEMORY: tr_noop("Least")}
 _MIN_MARK_WIDTH = 36
-"""Minimum width in pixels of a mark's text, kept even if the mark then extends beyond the name column."""
+"""Minimum width in pixels of the text of a mark such as "Recommended", even if the mark then extends beyond
+the name column."""
 
 ICON_WIDTH = 21
 # (minimum row width, widths of name, peak, step time, verdict)
@@ -108,7 +109,8 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Return the indices of the bars to label, at the smallest power-of-two step that keeps labels apart."""
+    """Return the indices of the bars to label: every bar or, if labels would overlap, only every second bar,
+    every fourth and so on."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
@@ -118,7 +120,7 @@ def labelled_bars(num_bars: int) -> range:
 
 
 class PlanRowDelegate(RowListDelegate):
-    """Paints the PlanRowData stored in DATA_ROLE; `scale` is the scale of every bar."""
+    """Delegate that paints the PlanRowData stored in DATA_ROLE; `scale` is the scale of every bar."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
@@ -176,8 +178,8 @@ class PlanRowDelegate(RowListDelegate):
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
     def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, mark: str) -> int:
-        """Paint a mark, filled for the recommended row and outlined for other rows, and return the mark's
-        width. Shorten the mark if there is little space."""
+        """Paint a mark and return its width. The mark "Recommended" is filled, other marks are outlined.
+        Shorten the mark if there is little space."""
         metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
         is_filled = mark == RECOMMENDED
         word = tr(mark)
@@ -283,8 +285,8 @@ class PlanRowDelegate(RowListDelegate):
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
     def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
-        """Paint a measurement, with the word "measured" if there is room; the line above the table also says
-        that the values were measured."""
+        """Paint a measurement, with the word "measured" if there is room. Without it, the line above the
+        table still states that there are measurements."""
         word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():

@@ -313,7 +313,7 @@ def notes(race: Race) -> list[str]:
 
 
 def _verification_notes(race: Race) -> Iterator[str]:
-    """Yield a sentence on how many entries give the same result as training on one device, then a sentence on
+    """Yield a sentence on how many entries give the same result as one device, then a sentence on
     each entry whose verification had a different outcome."""
     verified = [entry for entry in race.unique_entries if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:

@@ -41,7 +41,7 @@ class RaceTable(RowList):
 
     def set_rows(self, rows: Sequence[RaceRow]) -> None:
         """Update the rows. The running entry is current until the user presses a key, clicks or scrolls; from
-        then on, the current row and the scroll position are kept, even if rows are reordered."""
+        then on, the current row and the scroll position do not change, even if rows are reordered."""
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = max_step_s(rows)
         drawn = end_s, max(map(name_width, rows), default=0)
@@ -116,7 +116,7 @@ class RaceHeader(QWidget):
 
 
 # Paints an entry of a race: position, name, a bar of its step time, memory, bytes, losses.  The bar's length
-# is the median step time on a shared scale, with a line over the range of eight of ten steps; below it the
+# is the median step time on a shared scale, with a line over the range of 80 % of the steps; below it, the
 # prediction is drawn in the same way, with its range.
 
 ROW_HEIGHT = 44
@@ -134,7 +134,7 @@ COLUMN_TITLES = {
     "sent": tr_noop("Sent per step"),
     "losses": tr_noop("Losses"),
 }
-"""Column titles by key; if times were predicted, the bar column uses "planned" instead of "bar"."""
+"""Column titles by key; if times were predicted, the bar column has the title of "planned", not of "bar"."""
 
 
 @cache
@@ -211,7 +211,8 @@ class RaceColumns:
 
 
 class RaceRowDelegate(RowListDelegate):
-    """Paints the RaceRow stored in DATA_ROLE; `end_s` is the upper end of the step time scale."""
+    """Delegate that paints the RaceRow stored in DATA_ROLE; `end_s` is the upper end of the step time
+    scale."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)

@@ -14,9 +14,9 @@ collective_calls.py  ranks that have left out or added a collective
 parameters.py    gradients, optimizers and updates of a script's parameters
 script_checks.py order of calls, modes, schedulers and loaded weights of a script
 growth.py        what grows with every step of a script
-anomaly_rules.py makes rules of what a script's ranks reported
+anomaly_rules.py makes rules from the anomalies that a script's ranks reported
 not_finite.py    a loss that becomes NaN or infinite
-resumed.py       trainings that continue from a file
+resumed.py       scripts that resume training from a file
 schedules.py     learning rates of 0, and schedulers that step too often
 learning.py      losses and gradients
 sample_shares.py how the ranks divide the samples among them

@@ -1,7 +1,7 @@
-"""Turn what a script's ranks reported as anomalies into problems.
+"""Turn the anomalies that a script's ranks reported into problems.
 
-A row names a finding, the codes of its anomalies and the function that words the first one. Read
-rule_context.py first.
+A row names a finding, the codes of its anomalies, and the function that describes the first of these
+anomalies. Read rule_context.py first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, ma
 Report = tuple[str, str, str]
 """(message, evidence, advice)"""
 AnomalyRow = tuple[str, tuple[str, ...], Callable[[events.Anomaly], Report]]
-"""(code of the finding, codes of the anomalies, function that words the first anomaly)"""
+"""(code of the finding, codes of the anomalies, function that describes the first anomaly)"""
 _MAX_NAMES = 3
 
 
@@ -50,12 +50,12 @@ def _rule(code: str, kinds: tuple[str, ...], word: Callable[[events.Anomaly], Re
 
 
 def list_names(event: events.Anomaly) -> str:
-    """Return the anomaly's first names, and how many more there are."""
+    """Return the first few of the anomaly's `names` as text, with the number of the others."""
     first_names = ", ".join(event.names[:_MAX_NAMES])
     more = number_of(event, "names") - min(len(event.names), _MAX_NAMES)
     return first_names if more <= 0 else phrase("{names} and {n} more", names=first_names, n=more)
 
 
 def number_of(event: events.Anomaly, name: str) -> int:
-    """Return a number of the anomaly as an integer, 0 if the anomaly does not have it."""
+    """Return the anomaly's number called `name` as an integer; 0 if the anomaly does not have it."""
     return int(event.numbers.get(name, 0))

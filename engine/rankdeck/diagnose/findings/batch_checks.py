@@ -15,7 +15,7 @@ def _name(event: events.Anomaly) -> str:
 def _labels_constant(event: events.Anomaly) -> Report:
     return (
         phrase(
-            "All labels of the training are {label:g}: the model learns nothing but this class.",
+            "All training labels are {label:g}: the model learns only this class.",
             label=event.numbers.get("label", 0.0),
         ),
         phrase(
@@ -36,7 +36,7 @@ def _batches_of_one_class(event: events.Anomaly) -> Report:
             batches=number_of(event, "batches"),
         ),
         phrase(
-            "a pass has all samples of a class together, for each of {classes} classes",
+            "in one pass over the data, the samples of each of {classes} classes follow one another",
             classes=number_of(event, "classes"),
         ),
         # A DataLoader refuses shuffle=True for an IterableDataset.
@@ -59,7 +59,7 @@ def _repeated_by_workers(event: events.Anomaly) -> Report:
         phrase("the first {groups} batches of each worker are equal", groups=groups)
         if groups
         else phrase(
-            "each of {samples} samples of a pass came once from each worker",
+            "in one pass, each of {samples} samples came once from each worker",
             samples=number_of(event, "samples"),
         ),
         phrase(
@@ -79,8 +79,8 @@ def _workers_draw_the_same(event: events.Anomaly) -> Report:
     if event.code == "equal-batches-of-workers":
         return (
             phrase(
-                "The {workers} loader workers return equal batches of {dataset}, although each has "
-                "other indices.",
+                "The {workers} loader workers return equal batches of {dataset}, although each of them "
+                "reads different indices.",
                 workers=workers,
                 dataset=_name(event),
             ),

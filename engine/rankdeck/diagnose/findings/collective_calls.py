@@ -16,7 +16,8 @@ averaging)."""
 
 
 def find_unequal_calls(context: RuleContext) -> Problem | None:
-    """Find ranks whose collectives have belonged to different steps since one of them left out a call."""
+    """Find ranks that left out or added a collective call: since then, the ranks' collectives have belonged
+    to different steps."""
     script, attempt = context.state.script, context.attempt
     if attempt is None or attempt.started is None:
         return None

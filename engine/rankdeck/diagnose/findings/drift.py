@@ -14,14 +14,14 @@ from rankdeck.run.script_weights import WeightComparison, WeightDifference
 _EQUAL_HOOKS = ("allreduce_hook", "fp16_compress", "bf16_compress", "powerSGD_hook")
 """Communication hooks after which all ranks have the same gradients."""
 _BYTES_TOLERANCE = 0.02
-"""Relative difference between the bytes that a script averages itself in a step and those of its gradients;
-more are other tensors."""
+"""Maximum relative difference between the bytes that a script itself averages per step and the bytes of its
+gradients; if the difference is larger, the script averages other tensors."""
 _MAX_NAMES = 3
 _MIN_STEPS = 10
 
 
 def find_drifted_ranks(context: RuleContext) -> Problem | None:
-    """Find ranks that train the same model but hold different weights."""
+    """Find ranks that train the same model but have different weights."""
     comparison = context.state.script.weights.differing
     if comparison is None or comparison.difference is None:
         return _find_ranks_without_steps(context)
@@ -88,7 +88,7 @@ def _find_ranks_without_steps(context: RuleContext) -> Problem | None:
 def _format_start(difference: WeightDifference) -> str:
     if difference.step == 0:
         return phrase("before the first step")
-    # Few steps have digests: the change lies somewhere after the last equal one.
+    # Few steps have digests: the change was somewhere after the last step with equal ones.
     first = 1 if difference.last_equal_step is None else difference.last_equal_step + 1
     if first == difference.step:
         return phrase("in step {step}", step=first)
@@ -105,13 +105,13 @@ def _is_ddp(context: RuleContext) -> bool:
 
 
 def _has_equal_gradients(context: RuleContext) -> bool:
-    """Check that no communication hook leaves ranks with different gradients."""
+    """Check whether all ranks have the same gradients after every communication hook."""
     hooks = _all_anomalies(context, "comm-hook")
     return all(name.startswith(_EQUAL_HOOKS) for event in hooks for name in event.names)
 
 
 def _averages(context: RuleContext, num_bytes: int | None) -> bool:
-    """Check whether the script itself averages that many bytes of gradients in each step."""
+    """Check whether the script itself averages gradients of `num_bytes` bytes in each step."""
     script = context.state.script
     # Tensor-parallel ranks also call all_reduce in each step, but on activations, which have another size.
     for rank, totals in script.collectives.items():
@@ -133,7 +133,7 @@ _Cause = tuple[str, str, list[Evidence]]
 
 
 def _leaves_out(context: RuleContext, comparison: WeightComparison) -> bool:
-    """Check whether the script itself averages the gradients of some parameters, and not of others."""
+    """Check whether the script itself averages the gradients of some parameters, but not of others."""
     return bool(comparison.left_out_names) and _averages(context, comparison.equal_bytes)
 
 
@@ -229,14 +229,15 @@ def _not_reduced(context: RuleContext, difference: WeightDifference) -> _Cause |
 
 
 def _left_out(context: RuleContext, comparison: WeightComparison) -> _Cause | None:
-    # Each rank trains on other samples, so what changed alike had averaged gradients.
+    # Each rank trains on different samples, so parameters that changed equally had averaged gradients.
     if not _leaves_out(context, comparison):
         return None
     return (
         phrase("the script averages the gradients of some parameters and leaves out the others."),
         phrase(
-            "Average the gradients of all trainable parameters between the backward pass and optimizer.step, "
-            "also of those that were added or replaced later; or let DistributedDataParallel do it."
+            "Average the gradients of all trainable parameters between the backward pass and "
+            "optimizer.step, including parameters that were added or replaced later; or let "
+            "DistributedDataParallel do it."
         ),
         [],
     )
@@ -320,8 +321,8 @@ def _stepped_differently(context: RuleContext) -> _Cause | None:
             many_rank=by_count[-1][1],
         ),
         phrase(
-            "Decide on all ranks together whether to step or to skip a batch: average the loss or the "
-            "gradient norm over the ranks (all_reduce) before you compare it."
+            "Make all ranks take the same decision to step or to skip a batch: average the loss or the "
+            "gradient norm over the ranks (all_reduce) before you compare it with a limit."
         ),
         [],
     )

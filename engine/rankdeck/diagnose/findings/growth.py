@@ -8,7 +8,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly_rules, number_of
 
 _MIN_BYTES_PER_STEP = 512
-"""Minimum rise per step for a finding to name it; a smaller one is not certain."""
+"""Minimum growth of memory per step for a finding to mention it; the allocator may cause a smaller growth."""
 
 
 def _graphs_retained(event: events.Anomaly) -> Report:
@@ -16,7 +16,7 @@ def _graphs_retained(event: events.Anomaly) -> Report:
     first, num_elements = number_of(event, "first"), number_of(event, "elements")
     if event.code.endswith("-container"):
         message = phrase(
-            "{name} stores {num} tensors with their computation graphs, and more with each step.",
+            "{name} stores {num} tensors with their computation graphs, and each step adds more.",
             name=name or phrase("A container"),
             num=num_elements,
         )
@@ -138,7 +138,7 @@ def _memory_growing(event: events.Anomaly) -> Report:
             "The process grows by {slope} per step: {what} is never cleared.", slope=slope, what=text
         ),
         phrase(
-            "{num} elements after step {step}, {new:.2g} more per step of {size} each",
+            "{num} elements after step {step}; each step adds {new:.2g} elements of {size} each",
             num=number_of(event, "elements"),
             step=event.step,
             new=event.numbers.get("new", 0.0),

@@ -71,7 +71,8 @@ def _bin_centers(window: Window) -> list[tuple[float, float]]:
 
 
 def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindow] | None:
-    """Return the losses of the first and the last tenth of the steps; None if too few losses are known."""
+    """Return the losses of the first and the last tenth of the steps; None if too few losses were
+    recorded."""
     losses = context.state.losses
     first, last = losses.first_x, losses.last_x
     if first is None or last is None or last - first < MIN_STEPS or len(losses) < MIN_LOSSES:
@@ -186,7 +187,8 @@ def _clip_changes(context: RuleContext) -> dict[str, float]:
 
 
 def find_no_gradient(context: RuleContext) -> Problem | None:
-    """Find a gradient norm that is exactly zero throughout the newer half of the steps with a known norm."""
+    """Find a gradient norm that is exactly zero throughout the newer half of the steps whose norm was
+    recorded."""
     norms = context.state.grad_norms
     first, last = norms.first_x, norms.last_x
     # Twice, because only the newer half is examined.

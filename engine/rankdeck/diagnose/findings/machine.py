@@ -21,8 +21,8 @@ THREADS_RATIO = 1.5
 """Minimum number of threads per core for a run to be reported; with fewer (such as three ranks with three
 threads each on eight cores) little speed is lost."""
 WORKERS_RATIO = 2.0
-"""Maximum number of worker processes per core; somewhat more than one helps where reading waits for a disk.
-"""
+"""Maximum number of worker processes per core; a few more than one per core help if reading waits for a
+disk."""
 MEMORY_TIGHT_SHARE = 0.95
 """Minimum share of a device's memory in use for the device to count as nearly full: a larger batch or another
 process could use up the rest."""

@@ -1,7 +1,7 @@
 """The rule about a loss that becomes NaN or infinite. Read rule_context.py first.
 
-The step is that of the first such loss. In that step, the observer of the rank checks once which values are
-not finite: see observer/not_finite.py.
+The finding reports the step of the first such loss. In that step, the observer of the affected rank checks
+which values are not finite, and does so only once: see observer/not_finite.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, ma
 
 
 def find_loss_not_finite(context: RuleContext) -> Problem | None:
-    """Find a user script whose loss became NaN or infinite; a configured run ends with this problem."""
+    """Find a user script whose loss became NaN or infinite; a configured run itself fails with this
+    problem."""
     script = context.state.script
     step = script.first_nonfinite_step
     if step is None or context.attempt is None:
@@ -76,7 +77,7 @@ def _values_before(context: RuleContext, step: int, event: events.Anomaly | None
 
 
 def _describe(event: events.Anomaly) -> str:
-    """Describe what was not finite."""
+    """Describe which values were not finite."""
     weights, total = number_of(event, "weights"), number_of(event, "parameters")
     names, step = list_names(event), event.step
     if event.numbers.get("module") == 1 and not event.numbers.get("batch"):
@@ -91,7 +92,9 @@ def _describe(event: events.Anomaly) -> str:
             "the first output that is not finite in step {step} is that of {name}", step=step, name=names
         )
     if event.numbers.get("batch"):
-        return phrase("the batch loaded last before step {step} contains NaN or infinite values", step=step)
+        return phrase(
+            "the last batch that was loaded before step {step} contains NaN or infinite values", step=step
+        )
     if not event.numbers.get("loss"):
         return plural_phrase(
             tr_noop("the loss of step {step} is finite, but not the gradient of {names}"),
@@ -123,12 +126,15 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
     numbers = event.numbers if event is not None else {}
     if backwards > 1:
         return phrase(
-            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so it is {n} times "
-            "as large as with their mean.",
+            "Divide each loss by {n}: a step sums the gradients of {n} backward passes, so the update is "
+            "{n} times as large as with their mean.",
             n=backwards,
         )
     if numbers.get("batch") or numbers.get("module") == 1:
-        return phrase("Find the sample and repair or leave it out: torch.isfinite(batch).all() tells.")
+        return phrase(
+            "Find the sample, and repair it or leave it out: torch.isfinite(batch).all() is "
+            "False for its batch."
+        )
     if numbers and not numbers.get("loss"):
         return phrase(
             "Look in or after this layer for an operation without a gradient at 0: sqrt, norm, log, acos or "

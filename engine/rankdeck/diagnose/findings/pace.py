@@ -39,7 +39,7 @@ MAX_SAVES_SHARE = 0.2
 takes 3 %."""
 MIN_SAVES, MIN_SAVES_S = 3, 10.0
 IDLE_SHARE = 0.3
-"""Mean utilization below which GPUs are idle; a GPU that trains without waiting is busy most of the time."""
+"""Mean utilization below which GPUs count as idle; a GPU that trains without waiting is mostly busy."""
 MIN_IDLE_S = 60.0
 """Minimum time since the first step for a report of idle GPUs; time before that step is not training."""
 _MIN_SAMPLED, _MIN_STRAGGLER_SAMPLED = 5, 8
@@ -118,7 +118,7 @@ def find_large_bubble(context: RuleContext) -> Problem | None:
         return None
     evidence = Evidence(
         phrase(
-            "measured {measured}, theoretical for this schedule {theory}",
+            "measured: {measured}; theoretical value for this schedule: {theory}",
             measured=format_percent(measured),
             theory=format_percent(theory or 0.0),
         ),

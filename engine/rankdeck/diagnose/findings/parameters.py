@@ -41,8 +41,9 @@ def _foreign_advice(event: events.Anomaly) -> str:
     if number_of(event, "foreign"):
         return advice
     return phrase(
-        "Look for what cuts the graph between the model and the loss: .item(), .detach(), torch.tensor(...) "
-        "or torch.no_grad(). If the model that runs is another one: {advice}",
+        "Look for what cuts the graph between the model and the loss: .item(), .detach(), "
+        "torch.tensor(...) or torch.no_grad(). If the optimizer was created from a different model than "
+        "the one that runs: {advice}",
         advice=advice,
     )
 
@@ -51,8 +52,8 @@ def _gradient_without_optimizer(event: events.Anomaly) -> Report:
     evidence, advice = _where_left_out(event)
     return (
         plural_phrase(
-            tr_noop("A parameter has a gradient, but no optimizer steps it: {names}."),
-            tr_noop("{n} parameters have a gradient, but no optimizer steps them: {names}."),
+            tr_noop("A parameter has a gradient, but no optimizer updates it: {names}."),
+            tr_noop("{n} parameters have a gradient, but no optimizer updates them: {names}."),
             number_of(event, "names"),
             names=list_names(event),
         ),
@@ -62,7 +63,7 @@ def _gradient_without_optimizer(event: events.Anomaly) -> Report:
 
 
 def _where_left_out(event: events.Anomaly) -> tuple[str, str]:
-    """Return (evidence, advice) for parameters that no optimizer steps."""
+    """Return (evidence, advice) for parameters that no optimizer updates."""
     # Parameters that only the optimizer still holds: their layers were replaced after it was created.
     replaced = number_of(event, "replaced")
     if replaced:
@@ -117,7 +118,7 @@ def _gradient_advice(event: events.Anomaly) -> str:
     if event.code == "no-gradient-checkpoint":
         return phrase(
             "Call checkpoint(..., use_reentrant=False). Re-entrant checkpointing cuts off a block whose "
-            "inputs need no gradient, as after a frozen embedding; with it, call "
+            "inputs need no gradient, for example after a frozen embedding. To keep it, call "
             "enable_input_require_grads() or set requires_grad on the block's input."
         )
     if event.code == "no-gradient-disabled":
@@ -134,8 +135,8 @@ def _gradient_advice(event: events.Anomaly) -> str:
 def _stepped_twice(event: events.Anomaly) -> Report:
     return (
         plural_phrase(
-            tr_noop("Two optimizers step the same parameter after one backward pass: {names}."),
-            tr_noop("Two optimizers step the same {n} parameters after one backward pass: {names}."),
+            tr_noop("Two optimizers update the same parameter after one backward pass: {names}."),
+            tr_noop("Two optimizers update the same {n} parameters after one backward pass: {names}."),
             number_of(event, "names"),
             names=list_names(event),
         ),

@@ -1,4 +1,4 @@
-"""Rules about a script that continues a training from a file without all of its state."""
+"""Rules about a script that resumes training from a file without loading all of the state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly
 
 
 def _names(event: events.Anomaly) -> tuple[str, str, str]:
-    """Return (class, file, place in the training such as "step 120")."""
+    """Return (class, file, position in the training run, such as "step 120")."""
     name, file, key = [*event.names, "", "", ""][:3]
     counter = number_of(event, "counter")
     place = phrase("{key} {counter}", key=key or phrase("step"), counter=counter)
@@ -19,15 +19,15 @@ def _resume_without_optimizer(event: events.Anomaly) -> Report:
     name, file, place = _names(event)
     return (
         phrase(
-            "The training continues at {place} without the optimizer's state: {name}'s moments start at 0.",
+            "Training resumes at {place} without the optimizer's state: {name}'s moments start at 0.",
             place=place,
             name=name,
         ),
         phrase("weights from {file}; {name} had no state before its first step", file=file, name=name),
         # The file has the state, so only the call is missing.
         phrase(
-            "Call optimizer.load_state_dict with the optimizer's state in {file}, on the optimizer that "
-            "steps and after it was created for the last time.",
+            "Call optimizer.load_state_dict with the optimizer's state in {file}: on the optimizer that "
+            "the loop steps, and after the last statement that creates it.",
             file=file,
         )
         if event.numbers.get("saved")
@@ -41,9 +41,7 @@ def _resume_without_optimizer(event: events.Anomaly) -> Report:
 def _resume_without_scheduler(event: events.Anomaly) -> Report:
     name, file, place = _names(event)
     return (
-        phrase(
-            "The training continues at {place}, but {name} starts its schedule again.", place=place, name=name
-        ),
+        phrase("Training resumes at {place}, but {name} starts its schedule again.", place=place, name=name),
         phrase("weights from {file}; {name} had not stepped before the first step", file=file, name=name),
         # As above: nothing else has to be saved.
         phrase("Call scheduler.load_state_dict with the scheduler's state in {file}.", file=file)

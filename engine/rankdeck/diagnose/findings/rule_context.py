@@ -39,7 +39,7 @@ class FindingRule(NamedTuple):
 
 @dataclass(frozen=True)
 class RuleContext:
-    """The current state of a run, as rules see it.
+    """The current state of a run, which the rules inspect.
 
     `config` is None for a user's own script, or if the configuration cannot be read: findings then suggest no
     changes to options.
@@ -76,7 +76,7 @@ class RuleContext:
 
     @cached_property
     def sampled_steps(self) -> Sequence[StepAnatomy]:
-        """The newest steps with recorded phases, without those that the ledger slowed down."""
+        """The newest steps with recorded phases, except those that the memory ledger slowed down."""
         return () if self.attempt is None else list(self.attempt.anatomies.untracked)
 
     @cached_property
@@ -120,10 +120,10 @@ def make_finding(
 
 
 def format_percent(share: float) -> str:
-    """Format a share, such as '37 %'."""
+    """Format a share as text such as '37 %'."""
     return f"{share:.0%}".replace("%", " %")
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration, such as '41 ms', '0.8 ms' or '12.3 s'."""
+    """Format a duration as text such as '41 ms', '0.8 ms' or '12.3 s'."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"

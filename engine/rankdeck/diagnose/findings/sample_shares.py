@@ -1,7 +1,7 @@
 """Rules about how DistributedDataParallel's ranks divide the samples among them.
 
-Ranks with equal first batches train on the same samples. What their samplers report names the cause, and
-shows the same fault where random augmentations make the batches differ. Ranks in process groups of their own
+Ranks with equal first batches train on the same samples. The settings of their samplers reveal the cause;
+they also reveal the fault if random augmentations make the batches differ. Ranks in separate process groups
 may share samples on purpose, so they are not compared. Read rule_context.py first.
 """
 
@@ -23,8 +23,8 @@ TORCH_SAMPLER = "torch.utils.data.distributed:DistributedSampler"
 
 
 def _ddp_observations(context: RuleContext) -> dict[int, events.Observed]:
-    """Return the observations of all ranks if DistributedDataParallel averages gradients over all of them,
-    else none."""
+    """Return the ranks' observations if DistributedDataParallel averages gradients over all ranks; otherwise,
+    return an empty dict."""
     script = context.state.script
     observations = {
         rank: script.observations[rank]
@@ -46,7 +46,7 @@ def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
 
 
 def find_same_data_on_some_ranks(context: RuleContext) -> Problem | None:
-    """Find ranks that train on the same samples while others have their own."""
+    """Find ranks that train on the same samples, while other ranks train on different ones."""
     observations = _ddp_observations(context)
     alike = _ranks_with_same_samples(observations)
     return _same_data_finding(context, observations, alike) if 1 < len(alike) < len(observations) else None
@@ -67,7 +67,8 @@ def _ranks_with_same_samples(observations: Mapping[int, events.Observed]) -> lis
 
 
 def _share(observation: events.Observed) -> tuple[int, int] | None:
-    """Return (number of shares, index of this rank's share); None if its sampler divides nothing."""
+    """Return (number of shares, index of this rank's share); None if the rank's sampler does not divide the
+    samples."""
     num, index = observation.sampler.get("num_replicas"), observation.sampler.get("rank")
     return (num, index) if isinstance(num, int) and isinstance(index, int) else None
 
@@ -176,8 +177,8 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
             "indices."
         ),
         phrase(
-            "Make each sample depend on its index: a dataset that draws random samples needs another seed on "
-            "each rank."
+            "Make each sample depend on its index: a dataset that draws random samples needs a different "
+            "seed on each rank."
         ),
     )
 
@@ -275,7 +276,8 @@ def find_unused_shares(context: RuleContext) -> Problem | None:
 
 
 def find_different_epoch_lengths(context: RuleContext) -> Problem | None:
-    """Find epochs with fewer batches on some ranks, after which the other ranks wait for them."""
+    """Find epochs that have fewer batches on some ranks; at the end of such an epoch, the other ranks wait
+    for these ranks."""
     observations = _ddp_observations(context)
     lengths = {rank: observation.epoch_batches for rank, observation in observations.items()}
     numbers = [number for number in lengths.values() if number is not None]

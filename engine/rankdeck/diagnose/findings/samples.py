@@ -7,8 +7,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
 MIN_BATCH_NORM_SAMPLES = 4
-"""Number of samples up to which a batch norm is reported; a variance over so few samples is off by half or
-more."""
+"""Largest number of samples with which a batch norm is reported; a variance over so few samples is off by
+half or more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
 """Code of the batch-norm problem that a configured run itself reports (training/parity_notes.py)."""
 
@@ -104,7 +104,7 @@ def find_missing_set_epoch(context: RuleContext) -> Problem | None:
         ),
         context.rank_evidence(
             rank,
-            phrase("{n} passes ended with the same sampler epoch as the previous pass", n=forgotten[rank]),
+            phrase("{n} passes had the same sampler epoch as the pass before", n=forgotten[rank]),
         ),
         advice=phrase("Call sampler.set_epoch(epoch) before each pass over the DataLoader."),
     )

@@ -48,8 +48,8 @@ def _scheduler_steps_often(event: events.Anomaly) -> Report:
             step=event.step,
         ),
         phrase(
-            "{name} has {length} steps and was over after {done} steps of the optimizer; the training "
-            "continued to step {steps} at least",
+            "{name} has {length} steps and was over after {done} steps of the optimizer; training "
+            "continued to at least step {steps}",
             name=name,
             length=length,
             done=event.step - 1,
@@ -71,8 +71,8 @@ def _rate_zero(event: events.Anomaly) -> Report:
         )
     elif length:
         evidence = phrase(
-            "{name} has {length} steps and was over after {counter}; the training continued to step {steps} "
-            "at least",
+            "{name} has {length} steps and was over after {counter}; training continued to at least step "
+            "{steps}",
             name=name,
             length=length,
             counter=counter,
@@ -80,7 +80,7 @@ def _rate_zero(event: events.Anomaly) -> Report:
         )
     else:
         evidence = phrase(
-            "{name} reached 0 after {counter} of its steps; the training continued to step {steps} at least",
+            "{name} reached 0 after {counter} of its steps; training continued to at least step {steps}",
             name=name,
             counter=counter,
             steps=steps,
@@ -92,8 +92,8 @@ def _rate_zero(event: events.Anomaly) -> Report:
         ),
         evidence,
         phrase(
-            "Make the schedule as long as the training: epochs * len(loader) steps, divided by the number of "
-            "micro-batches per step. If its numbers are epochs, call scheduler.step() once per epoch."
+            "Make the schedule as long as the run: epochs * len(loader) steps, divided by the number of "
+            "micro-batches per step. If its length is in epochs, call scheduler.step() once per epoch."
         ),
     )
 
@@ -128,8 +128,8 @@ def find_learning_rate_zero(context: RuleContext) -> Problem | None:
         advice=phrase("Make the schedule as long as the run, or let it end above zero.")
         if not context.is_observed
         else phrase(
-            "Make the schedule as long as the training (the scheduler counts its own step() "
-            "calls, not epochs), or let it end above zero."
+            "Make the schedule as long as the run (the scheduler counts its own step() calls, not "
+            "epochs), or let it end above zero."
         ),
     )
 

@@ -120,7 +120,7 @@ def _data_advice(context: RuleContext, workers: int | None) -> str:
     )
     if has_workers:
         return phrase(
-            "Raise the DataLoader's num_workers as far as the cores allow, set "
+            "Raise the DataLoader's num_workers as far as the number of cores allows, set "
             "persistent_workers=True, or make reading a sample cheaper."
         )
     return phrase(
@@ -155,9 +155,9 @@ def find_comm_bound(context: RuleContext) -> Problem | None:
         )
         if not context.is_observed
         else phrase(
-            "Communicate less often (larger batch per rank, gradient accumulation under "
-            "no_sync), or let DistributedDataParallel communicate during backward. Check the "
-            "links with: rankdeck doctor"
+            "Communicate less often (larger batch per rank, gradient accumulation under no_sync), or let "
+            "DistributedDataParallel communicate during the backward pass. Check the links with: "
+            "rankdeck doctor"
         ),
     )
 
@@ -176,8 +176,8 @@ def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None
     # The minimum, because on other ranks the wait for a straggler counts as communication.
     rank = min(exposed, key=lambda key: exposed[key])
     text = phrase(
-        "all-reduce phase of the last {n} sampled steps, up to step {step}, minus the part "
-        "that overlaps backward",
+        "all-reduce phase of the last {n} sampled steps, up to step {step}, minus the part that overlaps "
+        "the backward pass",
         n=len(context.sampled_steps),
         step=context.sampled_steps[-1].step,
     )

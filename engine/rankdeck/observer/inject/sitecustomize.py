@@ -37,7 +37,7 @@ try:
 except Exception:
     pass  # Fail silently: stderr belongs to the script.
 
-# This module was imported under that name, and the user's own needs it.
+# This module was imported under that name, which the user's own module needs.
 sys.modules.pop("sitecustomize", None)
 # The user's own sitecustomize; if there is none, site expects exactly this ImportError.
 import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -32,14 +32,13 @@ def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors into one of shape (sum of numel,); for a single contiguous tensor, return a
-    view."""
+    """Concatenate tensors into a 1-dim tensor; for a single contiguous tensor, return a view of it."""
     flat_tensors = [tensor.reshape(-1) for tensor in tensors]
     return flat_tensors[0] if len(flat_tensors) == 1 else torch.cat(flat_tensors)
 
 
 def unflatten(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a flat tensor in the shapes of `likes`."""
+    """Return views of a flat tensor, with the shapes of the tensors in `likes`."""
     chunks = flat.split([like.numel() for like in likes])
     return [chunk.view(like.shape) for chunk, like in zip(chunks, likes, strict=True)]
 

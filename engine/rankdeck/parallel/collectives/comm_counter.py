@@ -1,4 +1,4 @@
-"""Count the bytes that collectives inside forward and backward send.
+"""Count the bytes that collectives inside forward and backward passes send.
 
 Split layers send through torch's functional collectives, which no strategy calls directly.
 `CollectiveCounter` intercepts each of them and counts the bytes that a bandwidth-optimal ring sends for it:

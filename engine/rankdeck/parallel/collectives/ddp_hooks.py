@@ -1,4 +1,4 @@
-"""DistributedDataParallel's own compression hooks and backward timings.
+"""Use DistributedDataParallel's own compression hooks and its timings of backward passes.
 
 Two of these hooks have problems: `bf16_compress_hook` refuses to run without NCCL, so the function that it
 wraps, which does not need NCCL, is registered instead; PowerSGD's hook hangs with more than one bucket,
@@ -81,8 +81,8 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     """Return the mean sync time over the steps that torch timed (the first ten, then every hundredth).
 
     The sync time runs from the first bucket's start to the last bucket's end; the overlap is the part of it
-    during which backward was still computing. None before the third step, or if this version of torch does
-    not report the times.
+    during which the backward pass was still computing. Return None before the third step, or if this version
+    of torch does not report the times.
     """
     log = torch_ddp.ddp_log(ddp)
     seconds = log.get("avg_backward_comm_time", 0) * _NS_TO_S
@@ -91,19 +91,20 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
 
 
 def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make torch time every backward or, with `is_enabled` False, only every hundredth (torch's default).
+    """Make torch time every backward pass or, if `is_enabled` is False, every hundredth (torch's default).
 
-    Does nothing on GPUs, where torch would wait for the device.
+    Do nothing on GPUs, where torch would wait for the device.
     """
     if next(ddp.parameters()).device.type == "cpu":
         torch_ddp.set_timing_rate(ddp, is_enabled)
 
 
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
-    """Return the Unix time of the first bucket's start and the seconds from then to the last bucket's end,
-    for the backward before the last forward.
+    """Return the Unix time at which a gradient sync started, and its duration in seconds.
 
-    None on GPUs, where torch's log has no timestamps, or if torch did not time that backward.
+    The sync is that of the backward pass before the last forward pass, from the first bucket's start to the
+    last bucket's end. Return None on GPUs, where torch's log has no timestamps, or if torch did not time that
+    backward pass.
     """
     log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)

@@ -2,13 +2,13 @@
 
     forward:   scatter the batch -> replicate the model -> parallel_apply -> gather the outputs on device 0
     backward:  gather sends each device its slice of the gradient
-               -> each replica runs its backward on its own device
+               -> each replica runs its backward pass on its own device
                -> replicate sums the gradients of all replicas on device 0
 
-Each stage above is one autograd function, so the backward mirrors the forward. Device 0 holds the gathered
-outputs of the whole batch, and everything that the loss computes from them. A training step sends (n - 1) x
-parameters from device 0 and as many gradients back; (n - 1) / n of the outputs are sent to device 0, and as
-many output gradients back. Read strategies/data_parallel.py next.
+Each stage above is one autograd function, so the backward pass mirrors the forward pass. Device 0 holds the
+gathered outputs of the whole batch, and everything that the loss computes from them. In a training step,
+device 0 sends (n - 1) x parameters and gets as many gradients back; (n - 1) / n of the outputs are sent to
+device 0, and as many output gradients back. Read strategies/data_parallel.py next.
 
 Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which needs CUDA.
 """
@@ -40,11 +40,11 @@ def data_parallel(
 ) -> Any:
     """Run `module(*inputs)` on all devices, each with its slice of the batch; gather the outputs on device 0.
 
-    `on_replicas(replicas, slices)` is called before the replicas' forwards.
+    `on_replicas(replicas, slices)` is called before the replicas' forward passes.
 
     Raises:
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
-        ReplicaError: a replica raised.
+        ReplicaError: a replica raised an error.
     """
     with threads.transfer_phase("scatter"):
         slices = scatter(inputs, threads.devices)
@@ -57,8 +57,7 @@ def data_parallel(
 
 
 def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
-    """Cut the host's batch along dim 0; return one structure per device, in which each tensor is (B / n,
-    ...).
+    """Cut `inputs`, a batch on the host, along dim 0; return each device's slice, with tensors (B / n, ...).
 
     Tensors may be inside tuples, lists and dicts. Other values and 0-dim tensors go to every device. As with
     torch.chunk, a batch with fewer samples than there are devices reaches only some of them.
@@ -110,8 +109,8 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """Join the replicas' outputs on device 0: (B / n, ...) become (B, ...), n scalars become (n,).
 
     The ledger counts the joined tensors as "gathered". The outputs of all replicas must have the same
-    structure, one that outputs.py can flatten. The first gradient that passes back through this function ends
-    the calling thread's phase "gathered": later allocations belong to the replicas.
+    structure, one that outputs.py can flatten. When gradients have passed back through this function, the
+    ledger's phase "gathered" ends in the calling thread: later allocations belong to the replicas.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.
@@ -132,7 +131,8 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
                     shapes=shapes,
                 ),
                 advice=phrase(
-                    "Pad to a fixed length, or compute the loss inside the forward (parallel_loss)."
+                    "Pad the outputs to a fixed length, or set strategy.parallel_loss = true to compute "
+                    "the loss on each replica."
                 ),
             )
     leaves = [leaf for group in groups for leaf in group]

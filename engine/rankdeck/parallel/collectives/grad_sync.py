@@ -1,9 +1,9 @@
-"""Sum gradients over a process group after backward.
+"""Sum gradients over a process group after the backward pass.
 
     GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
 
-It needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local tensors
-of DTensors. Gradients are sums here, as losses are: nothing is divided.
+`sync` needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local
+tensors of DTensors. Gradients are sums here, as losses are: nothing is divided.
 
     algorithm         sent per rank and step, for G bytes of gradients on n ranks
     native            2(n-1)/n x G (the backend's own all-reduce)
@@ -39,7 +39,7 @@ def _native_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
-    """Sum on rank 0 in rank order and send the sum back to every rank.
+    """Sum all ranks' tensors on rank 0, in rank order, and send the sum back to every rank.
 
     A parameter server does the same, and therefore does not scale: rank 0's link is busy for 2(n-1) messages
     while the other ranks wait.
@@ -92,7 +92,7 @@ _MAX_NAMES = 8
 
 @dataclass(frozen=True)
 class SyncTimes:
-    """Duration of one rank's gradient sync in one step, and how much of it overlapped with backward."""
+    """Duration of one rank's gradient sync in a step, and its overlap with the backward pass."""
 
     seconds: float
     overlapped_s: float
@@ -175,9 +175,9 @@ def collect_gradients(
 ) -> list[Tensor]:
     """Return the gradients of a module's parameters on this rank (local tensors for DTensors).
 
-    With `find_unused`, the ranks of the group agree on the set of used parameters. A parameter that at least
-    one rank used gets zeros on ranks without a gradient; the gradient of a parameter that no rank used stays
-    None.
+    If `find_unused` is true, the ranks of the group agree on the set of used parameters. A parameter that at
+    least one rank used gets zeros on ranks without a gradient; the gradient of a parameter that no rank used
+    stays None.
 
     Raises:
         ModelError: a gradient is sparse, or is missing although `find_unused` is false.
@@ -203,7 +203,7 @@ def collect_gradients(
 
 
 def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Check that every trainable parameter has a gradient after backward.
+    """Check that every trainable parameter has a gradient after the backward pass.
 
     Raises: ModelError if a gradient is missing.
     """

@@ -26,7 +26,7 @@ _MAX_REPR_LENGTH = 80
 
 @dataclass(frozen=True)
 class _TensorSlot:
-    """Placeholder for a tensor in an output structure; it holds the tensor's index."""
+    """Placeholder for a tensor in an output structure, with the tensor's index."""
 
     index: int
 
@@ -86,8 +86,8 @@ def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
 
 
 def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
-    """Return the structure of `value` with `change` applied to every leaf; `where` is the access path as
-    Python code."""
+    """Return the structure of `value` with `change` applied to every leaf and its access path; `where` is the
+    access path of `value`, as Python code."""
     if isinstance(value, Mapping):
         return replace_items(value, [_map_leaves(value[key], change, f"{where}[{key!r}]") for key in value])
     if isinstance(value, tuple | list):

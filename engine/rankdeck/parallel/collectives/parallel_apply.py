@@ -1,8 +1,8 @@
-"""Third stage of a fan-out: each replica runs forward and backward on its slice, on its device.
+"""Third stage of a fan-out: each replica runs its forward and backward pass on its own slice and device.
 
 The replicas' graphs are detached from the caller's. To autograd in the calling thread, all replicas together
-are one function: its forward runs their forwards in the devices' threads, and its backward runs their
-backwards in the same threads, as on GPUs. Read fan_out.py first.
+are one function: its forward method runs all replicas' forward passes in the devices' threads, and its
+backward method runs their backward passes in the same threads, as on GPUs. Read fan_out.py first.
 
 Source: torch.nn.parallel.parallel_apply.
 """
@@ -33,10 +33,11 @@ def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaTh
     """Call replica i with the arguments inputs[i] (a tuple) in its device's thread; return one output per
     replica.
 
-    Each replica's backward runs in the same thread. Second derivatives through the replicas raise an error.
+    Each replica's backward pass runs in the same thread. Second derivatives through the replicas raise an
+    error.
 
     Raises:
-        ReplicaError: a replica raised in its forward or, during the caller's backward, in its backward.
+        ReplicaError: a replica failed in its forward pass or, during the caller's backward pass, in its own.
     """
     work = _ParallelPass(replicas, inputs, threads)
     flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.flat_parameters, *work.input_tensors)
@@ -44,7 +45,7 @@ def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaTh
 
 
 class _Replica:
-    """One replica's forward, kept for its backward."""
+    """One replica's forward pass, with everything that its backward pass needs."""
 
     def __init__(self, module: nn.Module, parameters: Sequence[Tensor], arguments: Any) -> None:
         self._module = module
@@ -61,12 +62,13 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Run the module; return its detached outputs as a flat list, and those that get no gradient."""
+        """Run the module; return its detached outputs as a flat list, and those of them that get no
+        gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
-        # The graph keeps the inputs that its backward needs; the others can be freed.
+        # The graph keeps the inputs that its backward pass needs; the others can be freed.
         self._arguments = ()
         detached = [output.detach() for output in outputs]
         pairs = zip(outputs, detached, strict=True)
@@ -82,7 +84,7 @@ class _Replica:
 
 
 class _ParallelPass:
-    """The replicas' forwards of one step, kept for their backwards."""
+    """The replicas' forward passes of one step, with everything that their backward passes need."""
 
     def __init__(self, replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> None:
         self._threads = threads
@@ -95,7 +97,7 @@ class _ParallelPass:
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Run all replicas' forwards; return their output tensors, and those that get no gradient."""
+        """Run all forward passes; return their output tensors, and those of them that get no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
         self._structures = [replica.structure for replica in self._replicas]
@@ -114,14 +116,16 @@ class _ParallelPass:
         return [shell.unflatten(tensors) for shell, tensors in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Run all replicas' backwards; return the gradients of their parameters, in the order of
+        """Run all replicas' backward passes; return the gradients of their parameters, in the order of
         `flat_parameters`, then those of the inputs."""
-        # Emptied, so that a second backward is noticed.
+        # Emptied, so that a second backward pass is detected.
         replicas, self._replicas = self._replicas, []
         if not replicas:
             raise TrainingError(
                 phrase("The backward pass ran twice through the same replicas."),
-                advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
+                advice=phrase(
+                    "Run one backward pass per forward pass; retain_graph has no effect across replicas."
+                ),
             )
         for replica, output_grads in zip(replicas, self._split_by_replica(grads), strict=True):
             replica.set_output_gradients(output_grads)
@@ -141,7 +145,7 @@ class _ParallelPass:
 
 
 class _SeedFunction(torch.autograd.Function):
-    """Start of a replica's backward: a scalar whose gradient is replaced by the outputs' gradients.
+    """Start of a replica's backward pass: a scalar whose gradient is replaced by the outputs' gradients.
 
     The function takes the outputs' gradients out of the list `grads`, so that each is freed as soon as it is
     used. If they were passed to torch.autograd.backward instead, all of them would live until the end of that
@@ -163,8 +167,8 @@ class _SeedFunction(torch.autograd.Function):
 def _take_ownership(grad: Tensor | None) -> Tensor | None:
     """Return a detached tensor that takes over the gradient's storage.
 
-    Autograd holds the original until the backward ends. If `gather` marked it as a gradient that only its
-    receiver reads, it is emptied here.
+    Autograd references `grad` until the backward pass ends. If `gather` has marked `grad` as a gradient that
+    only its receiver reads, `grad` is emptied here.
     """
     if grad is None:
         return None

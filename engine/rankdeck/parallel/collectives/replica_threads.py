@@ -1,13 +1,13 @@
-"""One thread per virtual device, so that parallel_apply and its backward run concurrently, as on GPUs.
+"""One thread per virtual device, so that parallel_apply and its backward pass run concurrently, as on GPUs.
 
 Each thread adopts the caller's grad mode, autocast settings and dispatch mode, such as FixedDraws; a ledger
 that tracks the caller also tracks the thread. Each thread measures its own CPU time, which defines a virtual
 device's utilization. The threads live until `close`.
 
 Random numbers: host operations share one generator, so threads that draw concurrently would draw different
-numbers in every run. Each device therefore has its own random state, and forwards that draw numbers take
-turns, each with its device's state. A forward draws numbers if it changes the generator's state: to detect
-this, the first forwards in each mode (training, evaluation) always take turns.
+numbers in every run. Each device therefore has its own random state, and forward passes that draw numbers
+take turns, each with its device's state. A forward pass draws numbers if it changes the generator's state: to
+detect this, the first forward passes in each mode (training, evaluation) always take turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankdeck.torch_compat.dispatch import DispatchMode, top_mode
 
 T = TypeVar("T")
 
-# 2**64 divided by the golden ratio, so that the devices' seeds lie far apart.
+# 2**64 divided by the golden ratio, so that the devices' seeds are far apart.
 _STREAM_STRIDE = 0x9E3779B97F4A7C15
 # Keeps seeds in the range that manual_seed accepts.
 _SEED_MASK = 2**63 - 1
@@ -63,8 +63,8 @@ class ReplicaError(TrainingError):
 class ReplicaThreads:
     """Pool with one thread, random state and busy time per device. Close it, or use it as a context manager.
 
-    While a ledger is tracking, replicas take turns, so that the sum of all devices' bytes, as an allocator
-    sees it, rises in the same way in every run. The bytes of a single device do not depend on this.
+    While a ledger is tracking, replicas take turns, so that the devices allocate in the same order, and the
+    sum of all devices' bytes is the same, in every run. The bytes of a single device do not depend on this.
     """
 
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
@@ -80,7 +80,7 @@ class ReplicaThreads:
         self._draws_random: dict[bool, bool] = {}
         self._has_drawn = False
         self._lock = threading.Lock()
-        # The devices share torch's threads; with all of them each, the cores would be oversubscribed.
+        # The devices share torch's threads: if each used all of them, the cores would be oversubscribed.
         share = max(1, torch.get_num_threads() // devices.num_devices)
         self._threads = [
             ThreadPoolExecutor(1, f"device-{i}", torch.set_num_threads, (share,))
@@ -99,7 +99,7 @@ class ReplicaThreads:
             thread.shutdown(wait=True)
 
     def run(self, jobs: Sequence[Callable[[], T]], phase: str = "forward") -> list[T]:
-        """Run job i on device i, all concurrently, and return the results; `phase` names the work.
+        """Run job i on device i, all jobs concurrently, and return the results; `phase` names the work.
 
         Raises:
             ReplicaError: for the first job that raised; all jobs have ended by then.
@@ -122,11 +122,11 @@ class ReplicaThreads:
         return results
 
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
-        """Run the replicas' forwards concurrently, or in turn if they draw random numbers in this mode
+        """Run the replicas' forward passes concurrently, or in turn if they draw random numbers in this mode
         (training or evaluation).
 
-        Returns the forwards' results, and whether the backwards have to take turns as well: in backward,
-        activation checkpointing draws the numbers again.
+        Return their results, and whether the backward passes have to take turns as well: there, activation
+        checkpointing draws the numbers again.
         """
         self._has_drawn = False
         in_turn = self.devices.ledger.is_tracking
@@ -213,7 +213,8 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Check whether two random states are equal, without torch, which computes no values during planning."""
+    """Check whether two random states are equal, without using torch: in planning, torch computes no
+    values."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

@@ -1,7 +1,7 @@
 """Second stage of a fan-out: copy device 0's model to every device, and sum the gradients back.
 
 Parameters are sent in buckets: device 0 sends each bucket as one flat tensor, which the receiver splits
-again. The backward does the same with gradients in the other direction, and device 0 sums them in device
+again. The backward pass does the same with gradients in the other direction, and device 0 sums them in device
 order. Read fan_out.py first.
 
 Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.
@@ -33,7 +33,7 @@ class Replicas:
     """Copies of one module, one per device, whose parameters are autograd leaves of their own.
 
     `flat_parameters` are the tensors that represent the parameters in the caller's autograd graph: parameter
-    p of replica r is at index r * P + p.
+    p of replica r is at index r * P + p, where P is the number of parameters of the module.
     """
 
     modules: list[nn.Module]
@@ -52,7 +52,7 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
     flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
     leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
     with torch.no_grad():
-        # `.data` gives each buffer of a bucket a version counter of its own, as on GPUs: forwards write to
+        # `.data` gives each buffer of a bucket a version counter of its own, as on GPUs: modules write to
         # them one by one.
         copies = _broadcast([buffer.data for buffer in module.buffers()], devices, num_replicas, "buffers")
     buffers = [list(module.buffers()), *([tensor.data for tensor in tensors] for tensors in copies[1:])]
@@ -62,7 +62,7 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
 def _clone(
     module: nn.Module, parameters: Sequence[Sequence[Tensor]], buffers: Sequence[Sequence[Tensor]]
 ) -> list[nn.Module]:
-    """Make shallow copies of a module tree with the given parameters and buffers; tied parameters stay
+    """Make one shallow copy of a module tree per item of `parameters` and `buffers`; tied parameters stay
     tied."""
     tree = list(module.modules())
     module_index = {child: index for index, child in enumerate(tree)}
@@ -88,7 +88,7 @@ def _clone(
 
 
 class _Broadcast(torch.autograd.Function):
-    """Broadcast of parameters; its backward sums their gradients."""
+    """Broadcast of parameters; the backward pass sums their gradients."""
 
     @staticmethod
     def forward(ctx: Any, devices: VirtualDevices, num_replicas: int, *parameters: Tensor) -> Any:

@@ -1,10 +1,10 @@
-"""Batch norm over the global batch: statistics over all ranks' slices, in forward and in backward.
+"""Batch norm over the global batch: all ranks share statistics in the forward and the backward pass.
 
     forward    mean and squared deviations per channel of each rank's slice -> all ranks -> global statistics
     backward   the means of the gradient and of its product with the normalized input, over all ranks
 
 Slices may differ in size. For C channels, each rank sends (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers per
-layer and step, in the middle of forward and backward, with no computation to overlap with. On GPUs
+layer and step, in the middle of both passes, with no computation to overlap with. On GPUs
 torch.nn.SyncBatchNorm does this, but it refuses CPU tensors; this version is for rehearsals. Source: Chan,
 Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """
@@ -33,13 +33,14 @@ def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
         return converted
     for child in module.modules():
         if isinstance(child, BatchNorm) and not isinstance(child, _SyncBatchNorm | nn.SyncBatchNorm):
-            # The object stays, and with it hooks, weights and references to it.
+            # The object stays the same, so its hooks, its weights and references to it stay valid.
             child.__class__ = _sync_class(type(child))  # type: ignore[assignment, arg-type]  # classes hash
     return module
 
 
 class _SyncBatchNorm(nn.Module):
-    """Mixin placed before a batch norm's own class in the MRO; it changes only the forward in training."""
+    """Mixin placed before a batch norm's own class in the MRO; it changes only the forward pass in
+    training."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalize `inputs`: (B, C, ...) -> (B, C, ...)."""

@@ -1,9 +1,9 @@
 """torch's fully_shard on the blocks of any model, with summed gradients, and the bytes that it sends.
 
-Each block is a group of its own: its weights are gathered before its forward and freed after it. Weights
-outside of blocks (embeddings, head) belong to the root's group, which stays gathered from forward to
-backward. The root's group also has the weights of a block if other parts of the model share them or read
-them. Read meta_init.py first.
+Each block is a group of its own: its weights are gathered before its forward pass and freed afterwards.
+Weights outside of blocks (embeddings, head) belong to the root's group, which stays gathered from the forward
+to the backward pass. The root's group also has the weights of a block if other parts of the model share them
+or read them. Read meta_init.py first.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -43,8 +43,9 @@ _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 class Sharding:
     """Settings for sharding weights across the ranks of `mesh`.
 
-    `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers
-    weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their own.
+    `reshard_after_forward` frees a block's weights between its forward and its backward pass; `is_bf16`
+    gathers weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their
+    own.
     """
 
     mesh: DeviceMesh
@@ -101,8 +102,8 @@ class Sharding:
         microsteps.
 
         Gathering P bytes of weights costs (n-1)/n x P, twice per microstep for a block that is freed after
-        its forward. G bytes of gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with
-        gloo, which all-reduces all gradients and drops the other ranks' slices.
+        its forward pass. G bytes of gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G
+        with gloo, which all-reduces all gradients and drops the other ranks' slices.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
@@ -135,8 +136,8 @@ def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_Owned
 
 
 def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
-    """Copy the weights' attributes to their slices, and the attributes and gradient hooks to the gathered
-    weights."""
+    """Copy the original weights' attributes to their slices, and the attributes and gradient hooks to the
+    gathered weights."""
     if not marks:
         return
     assert isinstance(submodule, FSDPModule)
@@ -154,8 +155,8 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reshard_blocks(model: nn.Module) -> None:
-    """Free all gathered weights, even after a forward without backward, so that `parameters()` returns slices
-    again."""
+    """Free all gathered weights, even after a forward pass without a backward pass, so that `parameters()`
+    returns slices again."""
     for module in sharded_modules(model):
         module.reshard()
 
@@ -173,7 +174,7 @@ def _untied_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules that hold each weight."""
+    """Count, for each weight, the modules that have it as their own parameter."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
@@ -225,13 +226,13 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 # Blocks whose weights are read by code outside of them cannot be groups of their own. A block's weights are
 # gathered while its forward runs, and are slices at any other time. A model that reads
 # `self.blocks[0].weight` in its own forward, or calls a method of a block other than its forward, needs them
-# longer: they belong to the root's group. A forward of a copy on "meta" detects this. Models that it cannot
-# run (code that asks for values) fail in the first step.
+# longer: they belong to the root's group. A forward pass of a copy on "meta" detects this. Models that cannot
+# run on "meta" (code that reads values) fail in the first step.
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
     """Run the model on `inputs`, a small batch; return each block whose weights are read outside of the
-    block's own forward.
+    block's own forward pass.
 
     All ranks of a run call this together and get rank 0's result.
     """
@@ -263,7 +264,7 @@ def _copy_on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Function mode that records each block whose weights are read outside of its own forward."""
+    """Function mode that records blocks whose weights are read outside of the block's own forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class MetaInitModel:
     ) -> None:
         """Build the model with real weights on rank 0; all other ranks call `build_on_meta`.
 
-        `dtype` is the dtype for floating-point weights; with None, the weights keep the model's own dtype.
+        `dtype` is the dtype for floating-point weights; if it is None, each weight keeps its own dtype.
         """
         self.module = (model_fn() if rank == 0 else build_on_meta(model_fn)).train()
         self._device = device
@@ -98,7 +98,7 @@ def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _has_hidden_meta_tensors(model: nn.Module) -> bool:
-    """Check whether a module or weight holds a meta tensor that is neither a parameter nor a buffer.
+    """Check whether a module or weight references a meta tensor that is neither a parameter nor a buffer.
 
     Nothing would fill such a tensor. A gradient hook may hide a meta tensor, so the result is true if there
     is any hook.

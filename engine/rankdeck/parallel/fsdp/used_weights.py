@@ -1,12 +1,12 @@
-"""Weights that a step uses on only some ranks, or on none, while each rank holds a slice of every weight.
+"""Handle weights that some or all ranks do not use in a step, although each rank has a slice of them.
 
     before the reduce-scatter   a weight without a gradient on this rank gets zeros, so that every rank
                                 reduces gradients of the same weights
-    after backward              ranks compare used weights: a weight that no rank used gets no gradient
+    after the backward pass     ranks compare used weights: a weight that no rank used gets no gradient
 
 All ranks gather blocks together, each rank in the order in which it computes them: if ranks computed
-different blocks, slices of one block would be gathered into another block. A check after backward detects
-this and raises an error. Read blocks.py first. Source: torch_compat/fsdp.py.
+different blocks, slices of one block would be gathered into another block. A check after the backward pass
+detects this and raises an error. Read blocks.py first. Source: torch_compat/fsdp.py.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class UsedWeights:
             self._block_order_hash = zlib.crc32(name, self._block_order_hash)
 
     def sync_used(self) -> None:
-        """Make all ranks agree on the used weights after a step's backward. All ranks of the group call this
-        together.
+        """Make all ranks agree on the used weights after a step's backward pass. All ranks of the group call
+        this together.
 
         Weights that no rank used get no gradient; replicated weights that only other ranks used get zeros.
 

@@ -36,10 +36,11 @@ class Chain(ABC):
         self.model = model
         self.names = list(names)
         self.owners: dict[int, int] = {}
-        """Map from each buffer's id to the index of the first unit whose forward leaves the same value in the
-        buffer as the model's forward does."""
+        """Map from each buffer's id to the index of the first unit that, run on its own, leaves the same
+        value in the buffer as a run of the whole model."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
-        """Callback that gets each placeholder of a stage and the name of the replaced tensor."""
+        """Callback that is called with each placeholder in a stage and the names of the tensors that it
+        replaces."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,8 +105,8 @@ class UnitChain(Chain):
     def __init__(
         self, model: nn.Module, units: Sequence[tuple[str, nn.Module]], starts: Sequence[int] | None = None
     ) -> None:
-        """Make the chain; cuts are possible before the units with the indices `starts`, by default all but
-        the first."""
+        """Make the chain; cuts are possible before the units with the indices `starts`, by default before all
+        units but the first."""
         self._ends = [0, *(range(1, len(units)) if starts is None else starts), len(units)]
         super().__init__(model, [units[start][0] for start in self._ends[:-1]])
         self._units = units

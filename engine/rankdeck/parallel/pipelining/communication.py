@@ -103,7 +103,7 @@ class StageCommunication:
         If no stage has a gradient for a weight, its gradient stays None, and optimizers do not update it.
         """
         for parameter, group in self.tied_weights():
-            # Asked before zeros fill it in: all ranks take part in the sum, also those without a gradient.
+            # Checked before zeros fill it in: all ranks take part in the sum, even those without a gradient.
             lacks = parameter.grad is None
             num_found = torch.tensor(float(not lacks), device=self.device)
             dist.all_reduce(num_found, group=group)
@@ -129,13 +129,13 @@ class StageCommunication:
         *,
         learn_shapes: bool = False,
     ) -> None:
-        """Run the forward of each microbatch through all stages; each stage finishes all microbatches before
+        """Run each microbatch's forward pass through all stages; each stage finishes all microbatches before
         the next stage starts.
 
-        `batches` holds (inputs, number of samples) per microbatch; `finish(index, outputs)` is called on the
-        rank of the last stage. With `learn_shapes`, each stage first sends the shapes of its output to the
-        next stage, and this rank stores in `cut.boundaries` the shapes that it observes; the batches must
-        then be of the size for which the model was cut.
+        `batches` lists (inputs, number of samples) per microbatch; `finish(index, outputs)` is called on the
+        rank of the last stage. If `learn_shapes` is true, each stage first sends the shapes of its output to
+        the next stage, and this rank stores the shapes that it observes in `cut.boundaries`; the batches must
+        then have the size for which the model was cut.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
@@ -167,7 +167,8 @@ class StageCommunication:
                 work.wait()
 
     def _receive_shapes(self, boundary: Boundary, rank: int) -> Boundary:
-        """Receive the sizes of a boundary's tensors from `rank`; their numbers of dims are known."""
+        """Receive the sizes of the tensors from `rank`; `boundary` already has the right number of dims for
+        each."""
         sizes = _boundary_sizes(boundary, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())

@@ -1,8 +1,8 @@
 """Costs of units, by which stages are balanced, and the shapes of the tensors that enter each unit.
 
     parameters     numel of the unit's weights; a weight that several units share counts only in the first
-    time           seconds of the unit's forward, on the device that will run it
-    activations    bytes that the unit's forward saves for its backward
+    time           seconds of the unit's forward pass, on the device that will run it
+    activations    bytes that the unit's forward pass saves for its backward pass
 
 Read cutting.py next.
 """
@@ -63,7 +63,7 @@ Boundary = tuple[TensorShape, ...]
 
 
 def with_shapes(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
-    """Return the same boundary with the sizes of `tensors`."""
+    """Return a copy of `boundary` with the sizes of `tensors`."""
     return tuple(
         replace(tensor_shape, shape=tuple(tensor.shape))
         for tensor_shape, tensor in zip(boundary, tensors, strict=True)
@@ -128,7 +128,7 @@ def mark_gradients(
 ) -> list[Boundary]:
     """Mark which tensors of the boundaries get no gradient.
 
-    In training on one device, the weights that such a tensor was computed from get no gradient either, and an
+    In training on one device, the weights from which such a tensor was computed get no gradient either, so an
     optimizer does not update them. `read` returns the model outputs that the loss reads.
     """
 
@@ -178,7 +178,7 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
-    """Return the seconds that each unit's forward takes: the shortest time of a few calls.
+    """Return the seconds that each unit's forward pass takes: the shortest time of a few calls.
 
     Only one unit at a time is on the device.
     """
@@ -206,7 +206,7 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
 
 
 def activation_costs(chain: Chain, inputs: Any) -> list[float]:
-    """Return the bytes that each unit's forward saves for backward, excluding weights."""
+    """Return the bytes that each unit's forward pass saves for its backward pass, excluding weights."""
 
     def run(shapes: Any) -> list[float]:
         passing: StageInputs = None

@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that hold it; a buffer's first holder provides its value."""
+        """Map each tensor's id to the stages that use it; for a buffer, the first one provides its value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -92,7 +92,7 @@ class CutModel:
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
-        """Copy the model's buffers into the stages' copies, at the start of a forward."""
+        """Copy the model's buffers into the stages' copies, at the start of a forward pass."""
         for copy, buffer in self._copies:
             copy.copy_(buffer)
 
@@ -144,8 +144,8 @@ def cut_model(
     """Cut the model into `num_stages` stages, as strategy.cuts or strategy.balance specifies.
 
     `inputs` is a batch of `num_samples` samples as each stage will get it. `read_outputs` returns the model
-    outputs that the loss reads; pass it if gradients are sent from stage to stage. `known_differences` is as
-    in equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
+    outputs that the loss reads; pass it if gradients are sent from stage to stage. `known_differences` is
+    described in equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples, known_differences)
     holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer needs at least one
@@ -303,18 +303,18 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 # Where a model's units come from, in this order:
 #     1. the model's own list: pipeline_units() -> [(name, module), ...]
-#     2. an nn.Sequential, opened
-#     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
+#     2. the items of an nn.Sequential
+#     3. modules that run one after another (observed.py): Hugging Face decoders, BERT, ResNets, ...
 #     4. a trace of its graph (traced.py)
-# Each result is compared with the model (equality.py): one that only looks like a row falls through to 4.
-# If tracing fails too, those cuts of 3 remain that change nothing.
+# Each result is compared with the model (equality.py): if cuts of 3 change results, 4 is tried.
+# If tracing fails too, only those cuts of 3 that change nothing are used.
 
 
 def find_chain(
     model: nn.Module, inputs: Any, num_samples: int, differences: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
     """Find the model's sequence of units. `inputs` is a batch of `num_samples` samples, as in training;
-    `differences` is as in equality.py. Raises: ModelError when the model cannot be cut."""
+    `differences` are `known_differences` of equality.py. Raises: ModelError when the model cannot be cut."""
     equality = ChainComparison(model, inputs, differences)
     model_units = getattr(model, "pipeline_units", None)
     if callable(model_units):
@@ -363,14 +363,14 @@ def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) 
 def _units_error(model: nn.Module, difference: Phrase) -> ModelError:
     return ModelError(
         phrase(
-            "The units from {model}.pipeline_units() do not compute the same results as the "
-            "model's forward: {difference}.",
+            "The units from {model}.pipeline_units() do not compute the same results as the model's "
+            "forward method: {difference}.",
             model=type(model).__name__,
             difference=difference,
         ),
         path="model.use",
         advice=phrase(
-            "Return every module that forward runs, in the same order. Move code that runs "
+            "Return every module that the forward method runs, in the same order. Move code that runs "
             "between modules into a module."
         ),
     )

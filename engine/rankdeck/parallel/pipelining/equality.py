@@ -1,4 +1,4 @@
-"""Check that a chain's units give the model's results in forward and backward, training and evaluation.
+"""Check that a chain's units give the same results as the model, in training and in evaluation.
 
 small models   two training steps and an evaluation on two samples must give the same outputs, gradients
                of all weights, and buffers. Weights are moved off their initial values first, so that a
@@ -74,8 +74,8 @@ class ChainComparison:
     def __init__(
         self, model: nn.Module, inputs: Any, known_differences: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """Prepare the comparison. `known_differences` has the results of earlier comparisons without
-        data, of other models of the same kind; new results are added to it."""
+        """Prepare the comparison. `known_differences` contains the results of earlier comparisons on shapes,
+        for models of the same kind; new results are added to it."""
         self._model = model
         self._inputs = inputs
         self._known_differences = {} if known_differences is None else known_differences
@@ -240,7 +240,7 @@ def _run_model(model: nn.Module, inputs: Any) -> _Results:
 
 
 def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
-    """Return the chain's results and set `chain.owners`."""
+    """Return the chain's results; set `chain.owners` by comparing buffers with those in `expected`."""
     collected = _Results()
     with _check_placeholders(chain) as look_at, _isolated_units(chain) as (units, buffers):
         for _ in range(_NUM_STEPS):
@@ -275,7 +275,7 @@ def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
 def _run_training_step(
     units: Sequence[nn.Module], inputs: Any, look_at: Callable[[Any], Any]
 ) -> tuple[list[Tensor], list[Any]]:
-    """Run forward and backward of one batch, unit by unit; return the results and the shapes at each cut."""
+    """Train on a batch unit by unit, passing outputs to `look_at`; return results and shapes at each cut."""
     entered: list[StageInputs] = [None]
     outputs: list[list[Tensor]] = []
     for unit in units:
@@ -298,7 +298,7 @@ def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _run_backward(results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Run the backward from those results whose gradient is not None."""
+    """Run the backward pass from those results whose gradient is not None."""
     pairs = [
         pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad and pair[1] is not None
     ]

@@ -1,9 +1,9 @@
-"""Cut any model whose modules run in sequence; one observed forward shows the sequence.
+"""Cut any model whose modules run in sequence; the sequence is found by observing one forward pass.
 
 Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
 around them. Units are the children of the model, with lists and Sequentials replaced by their items. A cut is
 possible before a unit whose first argument carries gradients. A stage is a copy of the model's structure that
-shares its weights and runs the model's own forward, including its code between modules (masks, rotary
+shares its weights and runs the model's own forward method, including its code between modules (masks, rotary
 positions, flattening).
 
     tensors that cross a cut  the first argument of the unit after it, and every other tensor that was made
@@ -11,7 +11,7 @@ positions, flattening).
                               a decoder's blocks, position biases that the first block makes for all)
     units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
     units of the stage        get the received tensors in place of arguments that come from earlier stages
-    unit after the stage      ends the forward: its arguments are sent to the next stage
+    unit after the stage      ends the forward pass: its arguments are sent to the next stage
     weights                   those of the stage's units, and those of other units that the stage's results
                               depend on: an embedding table that is also the head's weight, a temperature, a
                               gate between layers
@@ -68,7 +68,7 @@ class ObservedUnits:
 
 
 def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
-    """Observe one forward in training mode."""
+    """Run one forward pass in training mode and record which modules may be units."""
 
     def run(shapes: Any) -> ObservedUnits:
         watched, watch = copy_sharing_weights(model).train(), UnitRecorder()
@@ -104,7 +104,7 @@ def _holds_list(module: nn.Module) -> bool:
 
 
 def _is_plain_torch_module(module: nn.Module) -> bool:
-    """Check whether a module is one of torch's own.
+    """Check whether the class of a module is one of torch's own.
 
     Such a module without weights (pooling, dropout, activations) only transforms the tensor that it receives.
     Any other module without weights may serve several units (rotary positions), so every stage keeps it.
@@ -203,11 +203,11 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """Replace with placeholders all tensors that the stage does not need; the model's code can still read
-        a weight's dtype from its placeholder.
+        """Replace all tensors that the stage does not need with placeholders, from which the model's code can
+        still read a weight's dtype.
 
-        The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
-        runs the code around the units.
+        The stage keeps its own units, the weights whose ids are in `used`, and buffers outside of units,
+        because every stage runs the code around the units.
         """
         own_modules = {module for name in self._units for module in self.model.get_submodule(name).modules()}
         other = {module for name in self._other_units for module in self.model.get_submodule(name).modules()}
@@ -225,8 +225,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Make each module named in `idle`, which did not run in the observed forward, raise an error when
-        called, unless all of its weights are in `used`."""
+        """Make each module named in `idle`, which did not run in the observed forward pass, raise an error
+        when called, unless all of its weights are in `used`."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -257,11 +257,11 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward of another stage's unit, and disable that unit's hooks; keep the structure of
-        the unit."""
+        """Replace the forward method of another stage's unit, and disable that unit's hooks; keep the
+        structure of the unit."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
-        # Python looks __call__, which runs the hooks, up on the class.
+        # Python looks up __call__, which runs the hooks, on the class.
         unit.__class__ = _class_without_hooks(kind)
         unit.forward = forward
 
@@ -279,13 +279,14 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Keep the tensors that a unit returned and that a later stage needs."""
+        """Store those tensors in a unit's `output` that a later stage needs."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)
 
     def _end_stage(self, unit: ObservedUnit, *args: Any, **kwargs: Any) -> Any:
-        """End the forward at the first unit after the stage: its arguments complete the stage's output."""
+        """End the forward pass at the first unit after the stage: its arguments complete the stage's
+        output."""
         self._substitute_arguments(unit, None, args, kwargs)
         raise _StageEnd
 
@@ -354,7 +355,10 @@ def _class_without_hooks(kind: Any) -> Any:
 
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     raise ModelError(
-        phrase("A stage needs {name} from another stage, but did not when the model was cut.", name=name),
+        phrase(
+            "A stage now needs {name} from another stage, which it did not need when the model was cut.",
+            name=name,
+        ),
         path="strategy.use",
         advice=phrase('Run the same operations for all batches, or set strategy.use = "ddp" or "fsdp".'),
     )

@@ -4,12 +4,12 @@
     rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4
     rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
-Stage s of p first runs p - 1 - s forwards, then one forward and one backward in turn, then the remaining
-backwards. A microbatch's activations live from its forward to its backward, so stage s holds those of p - s
-microbatches, while a schedule that runs all forwards first (gpipe) would hold those of all m. In the
-alternating phase, a rank has something to send to a neighbour whenever it waits for something from the same
-neighbour: both go into one exchange, because two ranks that each send first and receive afterwards may wait
-for each other forever.
+Stage s of p first runs p - 1 - s forward passes, then one forward and one backward pass in turn, then the
+remaining backward passes. A microbatch's activations live from its forward to its backward pass, so stage s
+holds those of p - s microbatches, while a schedule that runs all forward passes first (gpipe) would hold
+those of all m. In the alternating phase, a rank has something to send to a neighbour whenever it waits for
+something from the same neighbour: both go into one exchange, because two ranks that each send first and
+receive afterwards may wait for each other forever.
 
 This schedule gives the same results as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient
 Large-Scale Language Model Training on GPU Clusters, 2021. Read schedules.py first,
@@ -48,8 +48,8 @@ def one_forward_one_backward(
 
     `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
     outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
-    `received`. Stage s of p first runs `num_warmup` = p - 1 - s forwards. The `previous` neighbour of the
-    first stage and the `following` neighbour of the last stage exchange nothing.
+    `received`. Stage s of p first runs `num_warmup` = p - 1 - s forward passes. The `previous` neighbour of
+    the first stage and the `following` neighbour of the last stage exchange nothing.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
 
@@ -160,9 +160,9 @@ class HandWrittenSchedule:
         return (output,) if runner.is_last else output
 
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
-        """Run a microbatch's backward.
+        """Run a microbatch's backward pass.
 
-        Sharded weights sync their gradients in the last backward; until then, the gradients accumulate.
+        Sharded weights sync their gradients in the last backward pass; until then, the gradients accumulate.
         """
         is_last = microbatch == self._num_microbatches - 1
         for module in sharded_modules(self._runner):

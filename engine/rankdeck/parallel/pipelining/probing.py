@@ -32,16 +32,16 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Largest product of the number of weights and the number of input elements at which a forward is cheap, that
-is, takes a few milliseconds on a CPU. A shape computation takes most of a second."""
+"""Largest product of the number of weights and the number of input elements at which a forward pass is cheap,
+that is, takes a few milliseconds on a CPU. Computing only shapes takes almost a second."""
 
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Enter a context that restores the weights, the model's state and the random state at its end.
+    """Enter a context that restores the weights, the model's state and the random state when it ends.
 
-    The yielded function also restores the model's state, and moves weights off their initial values, always
-    in the same way, so that no weight stays at zero or at one.
+    The yielded function also restores the model's state, and moves all weights off their initial values, by
+    the same amounts in every call, so that no weight stays at zero or at one.
     """
     put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
@@ -125,7 +125,7 @@ def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> 
     """Enter a context in which the model can run without side effects, as in `without_side_effects`.
 
     If the model runs on real values, its weights are restored too, because some models write them in their
-    first forward in training. Frozen weights take part in autograd unless `keep_frozen` is true.
+    first forward pass in training. Frozen weights take part in autograd unless `keep_frozen` is true.
     """
     with contextlib.ExitStack() as stack:
         if is_cheap(model, inputs):
@@ -185,7 +185,7 @@ def _history_number(
 
 
 def graph_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Return the ids of the leaves to which autograd would give gradients in a backward from these
+    """Return the ids of the leaves to which autograd would give gradients in a backward pass from these
     tensors."""
     leaf_ids = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
     for node in iter_graph_nodes(tensor.grad_fn for tensor in tensors):
@@ -202,7 +202,8 @@ def output_tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 def is_cheap(model: nn.Module, inputs: Any) -> bool:
-    """Check whether a forward takes only a few milliseconds on a CPU, less than a shape computation would."""
+    """Check whether a forward pass takes only a few milliseconds on a CPU, less than computing its shapes
+    would."""
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     return num_weights * sum(tensor.numel() for tensor in tensor_leaves(inputs)) <= _MAX_CHEAP_WORK
 

@@ -1,6 +1,6 @@
 """The pipeline schedules: the rank of each stage, and torch's classes for the order of microbatches.
 
-"1f1b-by-hand" equals 1f1b in order and memory, but one_forward_one_backward.py runs it.
+"1f1b-by-hand" has the order and the memory use of 1f1b, but one_forward_one_backward.py runs it, not torch.
 
     (p - 1) / (m + p - 1)    the bubble of gpipe and 1f1b for p stages and m microbatches
 

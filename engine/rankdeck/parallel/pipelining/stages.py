@@ -1,7 +1,7 @@
-"""A rank's stages in a schedule: forward and backward of one microbatch at a time, and torch's schedules.
+"""Run a rank's stages, forward and backward, one microbatch at a time, in torch's schedules.
 
 Outputs live no longer than they must and may be of any type, because the loss is computed inside the last
-stage. torch gets static shapes, so that it does not run a forward to find them. Read schedules.py first,
+stage. torch gets static shapes, so that it does not run a forward pass to find them. Read schedules.py first,
 one_forward_one_backward.py for a schedule that is not torch's.
 """
 
@@ -74,7 +74,7 @@ class StageRunner(nn.Module):
         is_split: bool,
         ledger: AnyLedger,
     ) -> None:
-        """Set up the stage; `is_split` means that the schedule splits each backward in two."""
+        """Set up the stage; `is_split` means that the schedule splits each backward pass in two."""
         super().__init__()
         self.stage = cut.stages[index]
         self.index = index
@@ -103,13 +103,13 @@ class StageRunner(nn.Module):
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward, or for its backward, which starts from the state at
-        the end of that forward."""
+        """Return a context for a microbatch's forward or backward pass. Its backward pass starts from the
+        state at the end of its forward pass."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """Update state after a batch's last backward; `groups` connect pipelines that train on different
+        """Update state after a batch's last backward pass; `groups` connect pipelines that train on different
         samples."""
         self._statistics.update()
         self.state.finish(groups)
@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor; backward raises an error if it computes a gradient that is not sent back."""
+    """Return a received tensor; the backward pass fails if it computes a gradient that is not sent back."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -164,12 +164,12 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors from which a backward starts. A user's own loss is assumed to read all outputs: it
-    is not called, because it may count its calls."""
+    """Return the tensors from which a backward pass starts. A user's own loss is assumed to read all outputs:
+    it is not called, because it may count its calls."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
-        # Outputs that such a loss leaves out get a gradient of zero, where one device has none.
+        # Outputs that such a loss does not read get a gradient of zero; on one device they get none.
         output_tensors(outputs)
         if loss.count_correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
@@ -237,7 +237,7 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """A torch stage that sets its runner's microbatch index and counts forwards, backwards and sends."""
+    """A torch stage that sets the microbatch index and counts forward passes, backward passes and sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -252,7 +252,7 @@ class _CountingStage(Stage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        # Both halves of a split backward may recompute activations; only one of them updates state.
+        # Both halves of a split backward pass may recompute activations; only one of them updates state.
         name = "backward" if full_backward else "backward-input"
         with self._run_microbatch(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
@@ -297,7 +297,7 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 # A stage's batch norms keep the running statistics of whole batches, as on one device, although they get one
 # microbatch at a time.
 #
-#     each microbatch     mean and squared deviations per channel, put together with those before it
+#     each microbatch     mean and squared deviations per channel, combined with those before it
 #     after the last one  one update of running_mean, running_var and num_batches_tracked
 #
 # So they equal those of one device that takes the whole batch at once. A norm still divides by its
@@ -330,14 +330,13 @@ class FullBatchStatistics:
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
-        """Index of the microbatch whose forward or backward is running."""
+        """Index of the microbatch whose forward or backward pass is running."""
         self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
-        """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device.
-        """
+        """Calls per norm and microbatch: a norm that is used twice counts twice, as on one device."""
         self._saved_buffers: tuple[Tensor | None, ...] = ()
         self._written_share = 1.0
-        """Share of the microbatch's own statistics in the values that a norm writes."""
+        """Momentum with which a norm writes the microbatch's statistics into its buffers."""
         self.norms = [module for module in stage.modules() if _is_norm(module)]
         for module in self.norms:
             module.register_forward_pre_hook(self._replace_buffers)

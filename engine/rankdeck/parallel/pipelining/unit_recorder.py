@@ -1,4 +1,4 @@
-"""Record one forward of a model, unit by unit: the tensors that each unit gets and returns.
+"""Record one forward pass of a model, unit by unit: the tensors that each unit gets and returns.
 
 Autograd's graph shows which earlier units a tensor was computed from, whatever the model computes between its
 units. Read observed.py for how the records are used.
@@ -29,7 +29,7 @@ class Argument:
     model, computed after the last unit.
 
     Equal `value_id`s mean the same tensor. `producer` is the index of the last unit that took part in
-    computing it, or -1 if none did.
+    computing the tensor, or -1 if no unit did.
     """
 
     key: int | str | None
@@ -49,9 +49,9 @@ class ReturnedTensor:
 
 @dataclass(frozen=True)
 class ObservedUnit:
-    """One unit of the observed forward: its arguments from other units, and its output.
+    """One unit of the observed forward pass: its arguments from other units, and its output.
 
-    `can_cut` says whether a cut is possible before the unit.
+    `can_cut` is true if the model can be cut before the unit.
     """
 
     name: str
@@ -85,7 +85,7 @@ class _Call:
 
 
 class UnitRecorder:
-    """Hooks that record one forward; they keep all its tensors alive so that no two tensors share an id."""
+    """Hooks that record one forward pass; they keep all its tensors alive so that no two share an id."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -124,7 +124,7 @@ class UnitRecorder:
 
     def observed_units(self, output: Any) -> list[ObservedUnit]:
         """Return the units that ran exactly once, in call order; `output` is the model's output."""
-        # A cut needs one position in the row, so units that ran several times are left out.
+        # A cut needs one position in the sequence, so units that ran several times are left out.
         times = Counter(call.name for call in self._calls)
         calls = [call for call in self._calls if times[call.name] == 1]
         producers = _Producers()

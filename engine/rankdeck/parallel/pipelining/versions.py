@@ -1,5 +1,5 @@
-"""Versions of a stage's weights: the one that the optimizer updates, and older ones with which microbatches
-in flight started.
+"""Versions of a stage's weights: the newest, which the optimizer updates, and the older versions with which
+the microbatches in flight started.
 
 A version is a set of Parameters with its own storages. The newest version shares the storages of the module's
 own weights. If the newest version is still needed at an update, the module gets copies to update, and the old
@@ -42,7 +42,7 @@ class WeightVersions:
         return self._live_versions[version]
 
     def tensors(self) -> list[Tensor]:
-        """Return every storage that holds weights, as tensors."""
+        """Return the weights of all live versions, one tensor per storage."""
         return [weight for version in self._live_versions.values() for weight in version]
 
     def _share_storages(self) -> list[nn.Parameter]:
@@ -52,8 +52,8 @@ class WeightVersions:
 
     @contextmanager
     def use_version(self, version: int) -> Iterator[None]:
-        """Make the module use the weights of a version inside the context, in forwards and in backwards that
-        recompute forwards."""
+        """Make the module use the weights of a version inside the context, in forward passes and in backward
+        passes that recompute them."""
         weights = self._live_versions[version]
         for module, name, index in self._weight_locations:
             own_parameters(module)[name] = weights[index]

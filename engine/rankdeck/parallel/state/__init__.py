@@ -1,4 +1,4 @@
-"""Handling of state (not gradients) that is changed by forward passes while a batch is processed in chunks.
+"""Handle state (not gradients) that forward passes change while a batch is processed in chunks.
 
 slots: where state is stored. rank_state: merging the chunks' states, including across ranks. forward: the
 mechanism that strategies use.

@@ -1,9 +1,9 @@
-"""Handling of state that forwards change, for batches split into microbatches or across replicas or ranks.
+"""Handle state that forward passes change, for batches split into microbatches or across devices.
 
     before a batch    every chunk starts from the same state
-    after a batch     values that are equal in all chunks are kept; floating-point values are averaged,
-                      weighted by samples; counts of samples are added up; of other values that differ, the
-                      first chunk's is kept
+    after a batch     values that are equal in all chunks are used as they are; floating-point values are
+                      averaged, weighted by samples; counts of samples are added up; for other values that
+                      differ, the first chunk's value is used
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; in all other batches only that
@@ -50,7 +50,7 @@ class _StateTracker:
     def __init__(
         self, root: nn.Module, norms: Collection[nn.Module] | None = None, ledger: AnyLedger | None = None
     ) -> None:
-        """Create the tracker, which ignores buffers of the modules `norms`, by default all batch norms."""
+        """Create the tracker; it ignores the buffers of the modules `norms`, by default all batch norms."""
         is_norm = (module for module in root.modules() if isinstance(module, BatchNorm))
         self._norms = frozenset(is_norm if norms is None else norms)
         self._root, self._ledger = root, ledger or NullLedger()
@@ -177,12 +177,12 @@ def _version(value: Any) -> int:
 
 
 class ForwardState(_StateTracker):
-    """State of a module that processes a batch's chunks one after another; each forward and backward runs
-    inside `chunk`.
+    """State of a module that processes a batch's chunks one after another; each forward and backward pass
+    runs inside the context `chunk`.
 
-    The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward gets
-    the same copies again, because activation checkpointing changes state once more in the backward, as it
-    does on one device.
+    The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward pass
+    gets the same copies again, because activation checkpointing changes state once more in the backward pass,
+    as it does on one device.
     """
 
     def start(self, samples: Sequence[int]) -> None:
@@ -197,9 +197,9 @@ class ForwardState(_StateTracker):
         self._current_chunk = 0
 
     def chunk(self, index: int, *, updates_state: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a forward or backward of chunk `index`.
+        """Return a context for a forward or backward pass of chunk `index`.
 
-        Without `updates_state`, the context leaves the state unchanged.
+        If `updates_state` is false, the context leaves the state unchanged.
         """
         return self._run_chunk(index, updates_state) if self._tracked_names else _NOTHING
 
@@ -232,7 +232,8 @@ class ForwardState(_StateTracker):
     def _find_sequential_state(self) -> None:
         """Find the state that each chunk passes on to the next; called after the first of several chunks.
 
-        Such state belongs to modules that store samples or that have changed their weights in the forward.
+        Such state belongs to modules that store samples or that have changed their weights in the forward
+        pass.
         """
         if len(self._samples) == 1:
             return
@@ -253,7 +254,7 @@ class ForwardState(_StateTracker):
         self._tracked_names = [name for name in self._tracked_names if name not in self._sequential_names]
 
     def finish(self, groups: Groups = ()) -> None:
-        """Merge the state after the batch's last backward.
+        """Merge the state after the batch's last backward pass.
 
         The ranks in `groups` process different samples of the batch; all of them call this together.
         """
@@ -274,7 +275,7 @@ class ReplicaState(_StateTracker):
         self._replica_tables: Sequence[Tables] = ()
 
     def start(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
-        """Start a batch before the replicas' forwards.
+        """Start a batch before the replicas' forward passes.
 
         Replicas share the module's plain attributes, so all replicas but the first get copies of attributes
         that may be changed in place.
@@ -288,7 +289,7 @@ class ReplicaState(_StateTracker):
                     slot.set_value(tables, copy_value(slot.value(tables)))
 
     def finish(self) -> None:
-        """Merge the state after the replicas' backwards; do nothing without replicas."""
+        """Merge the state after the replicas' backward passes; do nothing if no batch was started."""
         if not self._replica_tables:
             return
         if self._is_inspecting:
@@ -302,8 +303,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return the values of replica `index`, with buffers on the device of replica 0: all values if the
-        replica is replica 0, else only values of these `kinds`."""
+        """Return the values of replica `index`, with buffers on the device of replica 0: all values if
+        `index` is 0, else only those of these `kinds`."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]

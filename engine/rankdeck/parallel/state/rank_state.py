@@ -1,4 +1,4 @@
-"""State after one batch, merged across the ranks that process slices of the batch.
+"""Merge the state after a batch across the ranks that process slices of the batch.
 
 Ranks find out together which parts of their changed state differ between them. These are few, because a
 counter or an EMA teacher changes in the same way on every rank. From then on only the differing parts are
@@ -25,7 +25,7 @@ Groups = Sequence[dist.ProcessGroup | None]
 
 
 class CrossRankState:
-    """Names of the state values that differ between ranks, and the merging of these values."""
+    """Record of the state values that differ between ranks, by name; it also merges these values."""
 
     def __init__(self) -> None:
         self.differing_names: list[str] = []
@@ -116,14 +116,14 @@ def _all_gather(local_object: Any, groups: Groups) -> list[Any]:
 
 _MIN_COUNTED_SAMPLES = 4
 """Minimum chunk size for detecting counts of samples: growth by a smaller number may come from counting
-forwards, if a layer is used twice or recomputed."""
+forward passes, if a layer is used twice or recomputed."""
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
     """Merge the final values of chunks that all started from `before`; chunk i has `samples[i]` samples.
 
     Equal values count once, unless each chunk has added the number of its samples. Floating-point values are
-    averaged, weighted by samples; for other values that differ, the first value is kept. Chunks of 0 samples
+    averaged, weighted by samples; for other values that differ, the first value is used. Chunks of 0 samples
     are ignored.
     """
     pairs = [(value, n) for value, n in zip(values, samples, strict=True) if n] or [(values[0], 1)]
@@ -146,7 +146,7 @@ def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> 
 def counts_samples(before: Any, value: Any, samples: int) -> bool:
     """Check whether a number has grown by `samples`.
 
-    Return False for small chunks, whose number of samples might equal a number of forwards.
+    Return False for small chunks, whose number of samples might equal a number of forward passes.
     """
     return (
         samples >= _MIN_COUNTED_SAMPLES

@@ -1,4 +1,4 @@
-"""Places in which a module keeps state that its forward may change.
+"""Find the places in which a module stores state that its forward pass may change.
 
 These are buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text, containers of
 these, or small tensors. A slot is one value with all places that hold it, because two modules may share a
@@ -31,7 +31,7 @@ CONTAINERS = (list, tuple, set, deque)
 _SCALARS = (bool, int, float, str, type(None))
 _MAX_ITEMS = 1000
 LARGE_STATE_BYTES = 1 << 20
-"""Size limit of state: a larger attribute is more likely a result that is kept for inspection."""
+"""Size limit of state: a larger attribute is more likely a result that is stored for inspection."""
 _MAX_FROZEN_BYTES = 1 << 28
 """Maximum size of frozen weights that are copied to detect changes: larger weights are a base model's, not an
 EMA teacher's."""
@@ -130,8 +130,8 @@ def is_same(left: Any, right: Any) -> bool:
 def save_state(root: nn.Module) -> Callable[[], None]:
     """Save the module's current state; return a function that restores it.
 
-    That function writes the values back into the tensors that held them when they were saved, and passes the
-    saved results of `get_extra_state` back to the modules.
+    That function writes the values back into the tensors from which they were saved, and passes the saved
+    results of `get_extra_state` back to the modules.
     """
     extra = [
         (module, copy.deepcopy(module.get_extra_state()))
@@ -160,7 +160,7 @@ def _as_real(tensor: Tensor) -> Tensor:
 def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
     """Return the sum of each module's own trainable weights, by module index; omit modules without any.
 
-    The sums show whether weights change, even when autograd is bypassed.
+    The sums show whether weights change, even if they are changed through `.data`.
     """
     sums: dict[int, float] = {}
     for number, module in enumerate(modules):

@@ -3,9 +3,9 @@
     column-wise   full input on every rank, weight cut by outputs; backward sums the input's gradient
     row-wise      sliced input from column-wise layers, weight cut by inputs; forward sums the outputs
 
-Each attention layer and feed-forward block needs two sums of (B, T, C), one in forward and one in backward.
-With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum becomes a
-reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
+Each attention layer and feed-forward block needs two sums of (B, T, C), one per forward and one per backward
+pass. With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum
+becomes a reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
 
 torch unties tied weights when it replaces them; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
@@ -43,7 +43,7 @@ class LayerSplit:
 
     Create it before anything is split, with the plan of the whole model; call `split` for each part, then
     `finish` once. Parts may be any modules of the model. If this rank holds only some modules,
-    `local_modules` lists them all, `stage_plan` is the part of the plan that lies entirely in one pipeline
+    `local_modules` lists them all, `stage_plan` is the part of the plan that is entirely in one pipeline
     stage, and each item of `block_runs` lists blocks that this rank computes one after another.
 
     Raises:
@@ -69,7 +69,7 @@ class LayerSplit:
         self._ties = tied_names(model)
         _require_equal_ties(model, self._ties, plan)
         self._local_modules = set(model.modules()) if local_modules is None else local_modules
-        # A weight of another rank's module that is here too is tied to one of this rank's, and follows it.
+        # Weights of other ranks' modules are here only if they are tied to this rank's, which they follow.
         self._pending_layers = [
             layer for layer in plan.layers if model.get_submodule(layer.name) in self._local_modules
         ]
@@ -270,7 +270,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Make a module convert its column-wise layers' input to a DTensor once and sum its gradient once."""
+    """Make a module gather the input of its column-wise layers once, and sum that input's gradient once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -327,7 +327,7 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 def require_hidden_states(module: nn.Module, name: str) -> None:
     """Make a split module inside a block require hidden states (B, T, C) as its input.
 
-    Raises: ModelError in a later forward whose input is a selection of tokens, which differs between ranks.
+    Raises: ModelError in a later forward pass if the input is a selection of tokens, which differs per rank.
     """
 
     def require(hidden: Tensor) -> Tensor:

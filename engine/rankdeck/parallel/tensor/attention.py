@@ -82,7 +82,8 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 def enclosing_block(model: nn.Module, name: str) -> str:
     """Return the list item (a transformer block) that contains a module, or else the module's parent.
 
-    With nested lists, the innermost counts, unless its item contains only the attention layer, as in T5.
+    If lists are nested, this is the item of the innermost list, unless that item contains only the attention
+    layer, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None
@@ -236,7 +237,8 @@ ELEMENTWISE = (
 class FeedForwardPair:
     """Column-wise layers that share their input, and the row-wise layer after them.
 
-    `width` is the number of features between columns and row; `block` is the block that contains them.
+    `width` is the number of features between the column-wise layers and the row-wise layer; `block` is the
+    block that contains all of these layers.
     """
 
     columns: tuple[str, ...]

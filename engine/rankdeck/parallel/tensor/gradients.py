@@ -1,5 +1,4 @@
-"""Sharded gradients and weights: partial sums are added up, the norm is computed as that of one vector, and
-full tensors are gathered.
+"""Sum partial gradients, clip gradients by their total norm over all ranks, and gather sharded tensors.
 
 The norm of all gradients counts every number once, however many ranks hold it: each rank adds up the squares
 of its numbers, each square divided by the number of ranks that hold that number, and the sum across all ranks
@@ -60,8 +59,8 @@ def clip_grad_norm_over_ranks(
 ) -> Tensor:
     """Scale all gradients so that their total norm is at most `max_norm`; return the norm before scaling.
 
-    Each of `num_stages` stages holds weights of its own; `owners` maps a weight that several stages hold (a
-    tied one) to the number of these stages. Every rank calls this once.
+    Each of `num_stages` stages holds weights of its own; `owners` maps each tied weight that several stages
+    use to the number of these stages. Every rank calls this once.
     """
     pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     device = pairs[0][1].device if pairs else torch.device("cpu")
@@ -91,7 +90,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate  # half a second, not needed for full tensors
 
     placements = list(tensor.placements)
-    # Slices over shard were cut last, from those over tensor, so they are gathered first.
+    # Slices along shard were cut last, from those along tensor, so they are gathered first.
     for axis in range(len(placements)):
         placements[axis] = Replicate()
         tensor = tensor.redistribute(placements=placements)

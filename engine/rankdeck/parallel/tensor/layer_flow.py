@@ -1,10 +1,10 @@
-"""Weights and residuals between the layers that a plan would split, found by observing one forward.
+"""Find weights and residuals between the layers that a plan would split, by observing one forward pass.
 
     q, k, v (columns) -> ... -> o (row)         a weight between them receives only one rank's slice
     module's input -> ... -> module's output    a path around the row (a residual) needs the original input
 
-Autograd's graph shows both, in whatever order a module declares its children. If no forward can be observed,
-the order of declaration is used instead. Read attention.py first, plan_check.py and plan.py next.
+Autograd's graph shows both, in whatever order a module declares its children. If no forward pass can be
+observed, the order of declaration is used instead. Read attention.py first, plan_check.py and plan.py next.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _FEATURE_OPS = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 
 @dataclass(frozen=True)
 class LayerFlow:
-    """Result of observing one forward.
+    """Result of observing one forward pass.
 
-    `weights` maps each group's row to the names of the weights between its columns and that row; `bypassed`
-    are modules whose input reaches their output on a path around the rows inside them.
+    `weights` maps the row-wise layer of each group to the names of the weights between the group's
+    column-wise layers and that layer; `bypassed` are modules whose input reaches their output on a path
+    around the row-wise layers inside them.
     """
 
     weights: Mapping[str, tuple[str, ...]]
@@ -65,11 +66,11 @@ class _ModuleNodes:
 def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
-    """Find which weights lie between the layers of each group, and which modules have a residual path around
-    their row-split layers. All ranks of a run call this together.
+    """Find the weights between the layers of each group, and the modules with a residual path around their
+    row-split layers. All ranks of a run call this together.
 
-    `blocks` maps module names to None; if a forward is observed on this rank, each None is replaced with the
-    arguments of the module.
+    `blocks` maps module names to None; if a forward pass is observed on this rank, each None is replaced with
+    the module's arguments.
     """
     between = run_on_rank_0(
         lambda: None if inputs is None else _find_from_forward(model, groups, inputs, blocks)
@@ -107,9 +108,10 @@ def _read_forward(
     read: Callable[[_ModuleNodes], T],
     blocks: MutableMapping[str, Any],
 ) -> T | None:
-    """Return the result of `read` on the graph of one forward in which the modules `names` are observed.
+    """Return the result of `read` on the graph of one forward pass in which the modules `names` are observed.
 
-    Return None if the forward or `read` fails. `blocks` gets the arguments of the modules that it names.
+    Return None if the forward pass or `read` fails. The arguments of the modules named in `blocks` are stored
+    in `blocks`.
     """
 
     def record_arguments(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
@@ -165,8 +167,8 @@ _FEATURE_OP_TEXTS = {
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
-    """Return the name of the last operation between the columns and their row that depends on all features,
-    or None if it is unknown."""
+    """Return the name of the last operation between the layers `columns` and `row` that depends on all
+    features, or None if it is unknown."""
 
     def operation(nodes: _ModuleNodes) -> Phrase | None:
         for node in _nodes_between(nodes.output_nodes(columns), nodes.inputs.get(row, ())):
@@ -183,9 +185,10 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
 def _iter_weights(
     nodes: _ModuleNodes, group: Group, names: Mapping[int, str], *, includes_feature_ops: bool
 ) -> Iterator[str]:
-    """Yield the weights used between the columns' outputs and the row's input, nearest to the row first.
+    """Yield the weights used between a group's column-wise layers and its row-wise layer, nearest to the
+    row-wise layer first.
 
-    With `includes_feature_ops`, also yield operations that depend on all features.
+    If `includes_feature_ops` is true, also yield the names of operations that depend on all features.
     """
     for node in _nodes_between(nodes.output_nodes(group.columns), nodes.inputs.get(group.row, ())):
         weight = getattr(node, "variable", None)
@@ -214,10 +217,10 @@ def _grad_nodes(value: Any) -> list[Any]:
 
 
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
-    """Yield the weights that, by the order of declaration, lie between the layers of a group.
+    """Yield the weights that may be between the layers of a group, judging by the order of declaration.
 
     For an attention layer, these are all weights of its module except those of its split layers; for a pair,
-    the weights declared between its columns and its row.
+    the weights declared between its column-wise layers and its row-wise layer.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

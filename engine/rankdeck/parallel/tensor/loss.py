@@ -21,7 +21,7 @@ from rankdeck.models.losses import Loss
 def make_loss_parallel(loss: Loss) -> Loss:
     """Return the loss for split logits.
 
-    In training, call the loss and its backward inside torch's `loss_parallel()`; in evaluation the loss
+    In training, run the loss and its backward pass inside torch's `loss_parallel()`; in evaluation the loss
     gathers the logits.
 
     Raises:

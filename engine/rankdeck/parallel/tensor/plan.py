@@ -8,7 +8,7 @@ send its outputs; a column-wise layer followed by a row-wise one sends only once
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives a plan as
+attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user provides a plan as
 name patterns. Units whose slices would give a different result from the full layers are not split
 (plan_check.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
@@ -83,7 +83,8 @@ def make_plan(
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
     """Find the plan of a model's transformer blocks, or of a chain of linear layers if it has no blocks.
 
-    `inputs` is a small batch for the model, used to observe a forward; all ranks of a run call this together.
+    `inputs` is a small batch for the model, used to observe a forward pass; all ranks of a run call this
+    together.
 
     Raises:
         ModelError: nothing can be split, or the heads cannot be divided among the ranks.
@@ -98,7 +99,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     entered: dict[str, tuple[Any, ...] | None] = dict.fromkeys(blocks)
     if blocks:
         between = find_layer_flow(model, [*attentions, *pairs], inputs, entered)
-        # A weight inside a pair would see one rank's slice only; such a pair is not split.
+        # A weight inside a pair would get only one rank's slice; such a pair is not split.
         pairs = [pair for pair in pairs if not between.weights[pair.row]]
         biases = _head_bias_tables(model, attentions, between)
         around = between.bypassed
@@ -162,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation that needs all features and lies between a unit's columns and its row.
-    All ranks call this together."""
+    """Return the name of the operation that needs all features, between a unit's column-wise layers and its
+    row-wise layer. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -171,11 +172,11 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Return the tables of position biases, which are added to the scores and hold one number per head (T5);
-    each rank takes the numbers of its heads.
+    """Return the tables of position biases, which are added to the attention scores and have one number per
+    head (T5); each rank takes the numbers of its heads.
 
     Raises:
-        ModelError: another weight lies between the linear layers of an attention layer.
+        ModelError: there is another weight between the linear layers of an attention layer.
     """
     tables: dict[str, None] = {}
     for attention in attentions:
@@ -240,7 +241,7 @@ def _vocabulary_layers(
     output = SplitLayer(name, "column", gathers_output=True)
     # Each rank would apply a padding index to its own rows.
     rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
-    # As much as possible first; a tie to a layer outside rules a choice out.
+    # The largest choice first; a tie to a layer outside of a choice rules it out.
     for chosen in ([*rows, output], [output], rows):
         if not find_loose_tie(model, {layer.name for layer in chosen}):
             return chosen, name if output in chosen else None
@@ -250,8 +251,8 @@ def _vocabulary_layers(
 def _is_plain_lookup(table: nn.Embedding) -> bool:
     """Check whether an embedding does nothing but look up rows of its table.
 
-    With max_norm, the table changes in each forward; with scale_grad_by_freq, each rank would count only its
-    own words.
+    With max_norm, the table changes in each forward pass; with scale_grad_by_freq, each rank would count only
+    its own words.
     """
     return (
         has_plain_weight(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)
@@ -264,7 +265,8 @@ def _is_plain_lookup(table: nn.Embedding) -> bool:
 def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind]) -> SplitPlan:
     """Build the user's plan from `patterns`, which map name patterns ("blocks.*.up") to "column" or "row".
 
-    If no row follows a column in the model's order, the column's outputs are gathered after it.
+    If no row-wise layer follows a column-wise layer in the model's order, the outputs of the column-wise
+    layer are gathered after it.
 
     Raises:
         ModelError: a pattern matches nothing that can be split, or a matched weight is also used elsewhere.

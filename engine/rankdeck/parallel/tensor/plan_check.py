@@ -1,8 +1,9 @@
 """Check a plan before anything is split: slices of each unit must give the same result as the full layers.
 
-A unit is a set of layers that are split together or not at all: columns with the row after them, or the
-layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large model is run on
-shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for all ranks.
+A unit is a set of layers that are split together or not at all: column-wise layers with the row-wise layer
+after them, or the layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large
+model is run on shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for
+all ranks.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def find_differences(
     """Return, for each unit, how its slices' results differ from the full layers'; None if they do not
     differ, or if the unit cannot be tried.
 
-    `entered` maps blocks to their arguments in one forward of the model.
+    `entered` maps blocks to their arguments in one forward pass of the model.
     """
     with contextlib.suppress(TrialImpossibleError):
         trial = make_trial(model, plan.num_ranks, inputs)
@@ -148,7 +149,7 @@ def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], lis
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Estimate a forward's cost as weights times tokens; the first input gives the number of tokens."""
+    """Estimate a forward pass's cost as weights times tokens; the first input gives the number of tokens."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0
@@ -240,7 +241,7 @@ def _truncate_tokens(arguments: Any) -> Any:
         return map_tensors(arguments, cut)
 
 
-# Errors that say why tensor splits nothing of a model, or not the layers of the user's plan, and what works.
+# Errors that explain why a model, or the layers of the user's plan, cannot be split, and what works.
 
 _ALTERNATIVES_ADVICE = phrase("Use ddp, which works with unmodified models, or try fsdp or pipeline.")
 _MAX_TRIED_PAIRS = 8

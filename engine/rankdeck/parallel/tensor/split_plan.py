@@ -34,9 +34,9 @@ class SplitLayer:
 class SplitPlan:
     """Plan for splitting a model across `num_ranks` ranks.
 
-    `input_modules` are modules whose input feeds several columns; the gradient of that input is summed once.
-    `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
-    `unsplit_attentions` names the last layer of each unsplit attention layer.
+    `input_modules` are modules whose input goes to several column-wise layers; the gradient of that input is
+    summed once. `blocks` are the transformer blocks in order; `output` names the output layer if it is split
+    by classes, and `unsplit_attentions` names the last layer of each unsplit attention layer.
     """
 
     num_ranks: int
@@ -59,10 +59,10 @@ class SplitPlan:
         )
 
     def restrict_to_stages(self, model: nn.Module, stages: Sequence[Collection[nn.Module]]) -> SplitPlan:
-        """Return the part of the plan in which each group of layers lies entirely in one of the stages.
+        """Return the part of the plan in which each group of layers is entirely in one of the stages.
 
-        Columns and the row after them are split together or not at all: the activation between them is a
-        slice, but stages send full activations.
+        Column-wise layers and the row-wise layer after them are split together or not at all: the activation
+        between them is a slice, but stages send full activations.
         """
         layers: list[SplitLayer] = []
         for group in self.groups():
@@ -92,8 +92,8 @@ class SplitPlan:
         )
 
     def groups(self) -> Iterator[list[SplitLayer]]:
-        """Yield groups of consecutive columns with the row after them; a layer that gathers its output is its
-        own group."""
+        """Yield groups of consecutive column-wise layers with the row-wise layer after them; a layer whose
+        output is gathered is a group of its own."""
         group: list[SplitLayer] = []
         for layer in self.layers:
             if layer.gathers_output:
@@ -134,8 +134,8 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def is_head_table(model: nn.Module, layer: SplitLayer) -> bool:
-    """Check whether the layer is a table of which each rank takes the columns of its heads (T5's position
-    biases)."""
+    """Check whether the layer is an embedding with a column per head (T5's position biases), of which each
+    rank takes the columns of its own heads."""
     is_slice = layer.kind == "column" and not layer.gathers_output
     return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
@@ -155,7 +155,7 @@ _METADATA_NAMES = ("size", "dim", "numel", "stride", "is_floating_point", "is_co
 
 
 class UsedOutsideLayerError(Exception):
-    """Error for a model that uses a split weight outside of its layer's forward."""
+    """Error for a model that uses a split weight outside of its layer's forward pass."""
 
 
 class _SplitWeight:
@@ -188,7 +188,7 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Turn a copy of the model into one rank's model, in place. Only forwards use slices; the copy's
+    """Turn a copy of the model into one rank's model, in place. Only forward passes use slices; the copy's
     parameters are not cut."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)
@@ -215,7 +215,7 @@ def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int
         return sliced
 
     def enter(_module: nn.Module, _args: Any) -> None:
-        # Python looks the instance's dict up before the table of parameters, which stays full.
+        # Python searches the instance's dict before the table of parameters, which stays full.
         vars(module).update(slices())
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Layers split along the tensor axis inside the stages of a pipeline: one rank's part of the whole model's
+"""Split layers along the tensor axis inside the stages of a pipeline, by one rank's part of the whole model's
 plan.
 
 Read plan.py and apply.py first.

@@ -46,9 +46,9 @@ input."""
 class SplitDifference:
     """Difference between a split model and the full model.
 
-    `error` is the error that the model's own code raised on the slices; with `is_outside`, it is the name of
-    a weight that was used outside of its layer. Without an error, values differ by up to `relative` times the
-    largest value.
+    `error` is the error that the model's own code raised on the slices; if `is_outside` is true, it is the
+    name of a weight that was used outside of its layer. Without an error, values differ by up to `relative`
+    times the largest value.
     """
 
     error: str | None = None
@@ -68,7 +68,7 @@ class _TrialMode:
     dtype: torch.dtype
     is_perturbed: bool
     buffer_fill: int = 1
-    """Value for buffers that have no values."""
+    """Value with which buffers without values are filled."""
 
 
 _TRIAL_MODES = [
@@ -93,7 +93,7 @@ class SplitTrial:
     """
 
     def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: CallModel) -> None:
-        # A divisor of the real number, so that every width that divides by the one divides by the other.
+        # A divisor of the real number, so that widths divisible by that are divisible by this one, too.
         self._num_ranks = max((n for n in range(2, _MAX_RANKS + 1) if num_ranks % n == 0), default=num_ranks)
         self._rank_factor = num_ranks // self._num_ranks
         self._call = call
@@ -166,7 +166,7 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """Error for a model whose backward recomputes a forward: the other ranks do not take part in that."""
+    """Error for a model whose backward pass recomputes a forward pass, in which no other rank takes part."""
 
 
 class _ThreadExchange:
@@ -201,7 +201,7 @@ class _ThreadExchange:
         def work(rank: int) -> None:
             try:
                 results[rank] = ranks[rank]()
-                self._exchange(rank, None)  # a rank that still exchanges tensors meets None
+                self._exchange(rank, None)  # a rank that still exchanges tensors gets None
             except threading.BrokenBarrierError:
                 pass
             except BaseException as error:
@@ -236,7 +236,7 @@ def exception_text(error: Exception) -> str:
 
 
 def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
-    """Copy the model and fill the copy, whose weights are new leaf tensors, with the trial's values."""
+    """Copy the model; the copy's weights are new leaf tensors with the values of the trial mode `way`."""
     copies: dict[int, Any] = {}
     generator = _generator()
     for weight in model.parameters():
@@ -245,7 +245,7 @@ def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
     for buffer in model.buffers():
         copies[id(buffer)] = _buffer_values(buffer, way)
     copied = deep_copy(model, copies).train(way.is_training)
-    # A forward that is recomputed in backward would run without the other ranks.
+    # A forward pass that is recomputed in the backward pass would run without the other ranks.
     undo_checkpointing(copied)
     for module in copied.modules():
         if isinstance(module, Dropout):

@@ -1,7 +1,7 @@
 """Run the check before a run, and report its result.
 
-Rank 0 writes the result. The run ends if the strategy's results differ from one device's for a reason that is
-not inherent in the strategy. Read check.py first, ../worker.py next.
+Rank 0 writes the result. The run ends if the strategy's results differ from those of one device for a reason
+that is not inherent in the strategy. Read check.py first, ../worker.py next.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def verify(
     beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:
-    """Return the strategy's inherent differences from one device; None if nothing could be compared.
+    """Return notes on the strategy's inherent differences from one device; None if nothing was compared.
 
     All ranks of the run call this together, and rank 0 writes the result. Findings about the model are added
     to `analysis`, which assembly.py uses.
 
-    Raises: ModelError if the strategy's results differ from one device's.
+    Raises: ModelError if the strategy's results differ from those of one device for any other reason.
     """
     config = workload.config
     check = EqualityCheck(
@@ -72,9 +72,8 @@ _MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
     "samples": tr_noop(
-        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of "
-        "{batch} samples to each forward, so its weights differ from those on one device "
-        "({names})."
+        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of {batch} "
+        "samples to each forward pass, so the weights differ from those on one device ({names})."
     ),
     "loss": tr_noop(
         "The loss does not add up over slices of a batch: strategy.use = {strategy} computes "
@@ -148,9 +147,9 @@ def verified_event(result: CheckResult) -> events.Verified:
 
 
 def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
-    """Return the error that ends a run whose results would differ from one device's.
+    """Return the error that ends a run whose results would differ from those of one device.
 
-    `cut` is (number of samples in a microstep, number of these samples in one forward).
+    `cut` is (number of samples in a microstep, number of these samples in one forward pass).
     """
     message = phrase(
         _MESSAGES[finding.cause],

@@ -2,7 +2,7 @@
 with the strategy's splits.
 
     result on one device                                                    cause of the difference
-    forwards over separate slices differ from the unsliced forward          the model mixes samples
+    forward passes over slices differ from the unsliced forward pass        the model mixes samples
     losses of separate slices differ from the unsliced loss                 the loss is not additive
     passing state from slice to slice gives the strategy's results          state
     none of these                                                           the strategy itself
@@ -46,7 +46,7 @@ def find_cause(expected: StepResults, computed: StepResults, one_device: OneDevi
     """Find why `computed`, the strategy's results, differ from `expected`, one device's results."""
     comparison = one_device.compare(expected, computed)
     steps = comparison.without_kinds("state")
-    if steps.is_equal:  # if more differs, state differs for the same cause
+    if steps.is_equal:  # if other values differ too, state differs for the same cause
         return Discrepancy("state", comparison.differences)
     try:
         return _find_step_cause(steps, computed, one_device)
@@ -89,8 +89,8 @@ def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterat
 
 
 def _first_difference(comparison: StepComparison) -> tuple[float, int]:
-    """Return the step of a comparison's first difference, and the position of the difference's kind in the
-    order of computation."""
+    """Return the step of a comparison's first difference, and the index of that difference's kind in
+    `_COMPUTE_ORDER`."""
     return min(
         ((d.step, _COMPUTE_ORDER.index(d.kind)) for d in comparison.differences), default=(math.inf, 0)
     )

@@ -7,7 +7,7 @@
     all       receive the result of the check
 
 Between these stages rank 0 checks the budget (budget.py) and decides for all ranks: if time runs out, only
-one step is compared, or nothing, and the result says so. before_run.py handles the result; read it next.
+one step is compared, or nothing, and the result records this. before_run.py handles the result; read it next.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from rankdeck.training.workload import Workload
 _MAX_FULL_BATCH_S = 0.3
 """Time limit for two steps over whole batches; if they take longer, smaller batches are compared."""
 _STRATEGY_TIME_FACTOR = 1.5
-"""Time of a step under the strategy, relative to one device's step time divided by the number of devices."""
+"""Estimated step time under the strategy, as a multiple of (one device's step time / number of devices)."""
 _SECOND_CHECK_FACTOR = 1.25
-"""Time of a second comparison, relative to the first; in the second, one device may compute in slices."""
-_FIRST_STEP_EXTRA_S = 0.3  # at most, of a process's first step
+"""Estimated time of a second comparison, relative to the first: one device may then compute in slices."""
+_FIRST_STEP_EXTRA_S = 0.3  # maximum extra time of a process's first step
 _COMPARED_WEIGHTS_PER_S = 5e7
 _MEMORY_SHARE = 0.5
-_NUM_COPIES = 6  # of the weights' size: gradients, optimizer state, and tensors kept for comparison
+_NUM_COPIES = 6  # tensors of the weights' size: gradients, optimizer state, results to compare
 _MAX_FP64_WEIGHTS = 50_000_000
 _HALF_PRECISIONS = ("bf16", "fp16")  # compared in a wider one first, where rounding hides little
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of the check. `skip_reason` says why nothing was compared.
+    """Result of the check. `skip_reason` is the reason if nothing was compared.
 
     If something was compared, `finding` holds the differences from one device (None if there are none), and
     `max_difference` is the largest difference of any weight after `num_steps` steps, for a model with at most
-    `max_layers` layers of a kind. `uses_random`: the model or the optimizer draws random numbers, which were
-    fixed for the comparison.
+    `max_layers` layers of each kind. `uses_random`: the model or the optimizer draws random numbers, which
+    were fixed for the comparison.
     """
 
     finding: Discrepancy | None = None
@@ -104,8 +104,8 @@ class _TooLargeError(CheckStopError):
 
 
 class EqualityCheck:
-    """The check on one rank of a run on `num_devices` devices. With `is_full`, whole batches are compared,
-    however long that takes. `analysis` holds findings about the model, as in assembly.py."""
+    """The check on one rank of a run on `num_devices` devices. If `is_full` is True, whole batches are
+    compared, however long that takes. `analysis` holds findings about the model, as in assembly.py."""
 
     def __init__(
         self,
@@ -163,13 +163,13 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """The number of samples in a microstep of the run, and the number of these samples in one forward."""
+        """The number of samples in a microstep of the run, and the number of them in one forward pass."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
 
     def _broadcast(self, decide: Callable[[], Any]) -> Any:
-        """Return rank 0's result of `decide` to all ranks. Raises: UnrepeatableDataError, on every rank."""
+        """Return rank 0's result of `decide` on all ranks. Raises: UnrepeatableDataError, on every rank."""
         try:
             decided = [decide() if self._rank == 0 else None]
         except UnrepeatableDataError as error:
@@ -196,7 +196,7 @@ class EqualityCheck:
             return error.reason
 
     def _choose_scope(self, most_layers: int | None) -> _ScopeChoice | Phrase:
-        """Choose what to compare, with at most `most_layers` layers of a kind. Raises: _TooLargeError."""
+        """Choose what to compare, with at most `most_layers` layers of each kind. Raises: _TooLargeError."""
         run_precision = self._workload.config.train.precision
         chosen = _ScopeChoice(run_precision, whole_batch=False, has_batch_norm=False, max_layers=most_layers)
         build_model = self._scope(chosen).workload.build_model
@@ -287,7 +287,7 @@ class EqualityCheck:
         return self._num_devices
 
     def _extend_budget(self, chosen: _ScopeChoice, step_s: float) -> None:
-        """Extend the budget to suit the run's minimum time; `step_s`: one device's time for a whole batch."""
+        """Extend the budget to match the run's minimum time; one device takes `step_s` for a whole batch."""
         # A wider precision may take twice as long as the run's own.
         is_doubled = chosen.precision != self._workload.config.train.precision
         run_s = self._workload.steps * step_s / self._num_concurrent / (2 if is_doubled else 1)
@@ -394,7 +394,7 @@ class EqualityCheck:
         return CheckResult(finding, max_difference=largest, uses_random=self._draws.has_drawn)
 
     def _expected_results(self, one_device: OneDevice) -> StepResults | None:
-        """Return the results that the strategy should compute; None if one device cannot compute them."""
+        """Return the results that the strategy should compute; None if they cannot be computed in time."""
         with contextlib.suppress(OutOfTimeError):
             return one_device.expected()
         return None

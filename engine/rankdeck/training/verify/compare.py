@@ -6,9 +6,9 @@ shows the size of this effect: the reference is computed once more from weights 
 tensors may differ by a multiple of the resulting change. The reference is computed again only if tensors
 exceed the narrow bounds of fp64.
 
-In fp32 and below, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the first
-step's rounding noise dominates the second step, so only the first step's losses and gradients are compared.
-Read causes.py next.
+In fp32 and 16 bits, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the
+first step's rounding noise dominates the second step, so only the first step's losses and gradients are
+compared. Read causes.py next.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StepComparison:
         return [difference for difference in self.differences if difference.kind in kinds]
 
     def without_kinds(self, *kinds: Kind) -> StepComparison:
-        """Return a copy without the differences of the given kinds."""
+        """Return a copy without the differences of these kinds."""
         remaining = tuple(difference for difference in self.differences if difference.kind not in kinds)
         return replace(self, differences=remaining)
 
@@ -97,7 +97,7 @@ class Noise:
         return _NOISE_FACTOR * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
 
     def explains_loss(self, index: int, difference: float) -> bool:
-        """Check whether two losses differ by no more than the effect of one rounding of all weights."""
+        """Check whether a loss `difference` is no larger than the effect of one rounding of all weights."""
         if self.precision != "fp64":
             return difference <= self.loss_bound(index)
         return difference <= abs(self.first.losses[index] - self.second.losses[index])
@@ -309,7 +309,7 @@ def _max_abs_difference(tensor: Tensor, other: Tensor) -> float:
     if not tensor.numel():
         return 0.0
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
-        # As long: bool has no subtraction, and unsigned integers wrap around.
+        # Converted to long: bool has no subtraction, and unsigned integers wrap around.
         return float((tensor.long() - other.long()).abs().max())
     difference = (tensor - other).abs()
     largest = float(difference.max())
@@ -330,7 +330,7 @@ def _max_abs(tensor: Tensor) -> float:
 
 
 def _norm(tensor: Tensor) -> float:
-    """Return the norm; NaN if the tensor holds NaN, so that no comparison with it is true."""
+    """Return the norm; NaN if the tensor contains NaN, so that every comparison is false."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return math.nan
     return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float64)))
@@ -374,8 +374,8 @@ class StepResults:
 
     For each step (from 0): the loss, the gradients passed to the optimizer, by parameter (None: no gradient),
     and the weights and persistent buffers after the step. `before` holds the tensors before the first step,
-    `seconds` one device's time for each step. `rank_distances` holds, by kind and name, how far a gradient or
-    weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
+    `seconds` the time that one device took for each step. `rank_distances` holds, by kind and name, how far a
+    gradient or weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
     """
 
     before: Tensors = field(default_factory=dict)

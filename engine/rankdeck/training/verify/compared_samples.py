@@ -1,11 +1,11 @@
-"""Read the samples for the comparison.
+"""Read the samples over which the check compares the strategy with one device.
 
 Each rank reads its own samples, unless the data gives different samples when read again: then rank 0 reads
 for all ranks, and each rank gets its slices of rank 0's batches. Such data draws from a source that no seed
-controls (../../data/randomness.py). If it were read twice, the strategy's results would differ from one
-device's, and two computations on one device would also differ. The difference between those two computations
-serves as the measure of rounding, so a broken strategy would go unnoticed. Read one_device.py and trial.py
-next.
+controls (../../data/randomness.py). If it were read twice, the strategy's results would differ from those of
+one device, and two computations on one device would also differ. The difference between those two
+computations serves as the measure of rounding, so a broken strategy would go unnoticed. Read one_device.py
+and trial.py next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Shard = tuple[int, int]
 UNREPEATABLE_DATA = phrase(
     "The training data returns different samples when it is read again or split differently."
 )
-"""Reason for skipping the check if differing samples are noticed too late, or if batches cannot be split."""
+"""Reason for skipping the check if it notices too late that samples differ, or if batches cannot be split."""
 _FULL_SHARD = 0, 1
 
 
@@ -85,8 +85,8 @@ class ComparedSamples:
 def read_batches(
     workload: Workload, shard: Shard, report: Callable[[Problem], None] | None = None
 ) -> Batches:
-    """Read all batches of a shard. With `report`, a few samples are read twice, and `report` is called if the
-    two readings differ."""
+    """Read all batches of a shard. If `report` is not None, a few samples are read twice, and `report` is
+    called if they differ."""
     with contextlib.closing(training_loader(workload, shard, report=report)) as loader:
         return list(loader)
 

@@ -1,4 +1,5 @@
-"""Replace random numbers with fixed numbers during the check, so that none depends on how a batch is split.
+"""Replace random numbers with fixed numbers during the check, so that none of them depends on how a batch is
+split.
 
 Every draw gives all elements the same number: for a uniform draw, a value about a third of the way through
 its range; for a normal draw, a value near the mean; dropout keeps everything. The computation with these
@@ -27,9 +28,9 @@ _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 class FixedDraws(DispatchMode):
     """Dispatch mode in which random operations return fixed numbers.
 
-    `has_drawn` says whether a random operation was called. `has_missed` says whether an operation without a
-    replacement in `_DRAWS` used a generator. With `is_idle` the mode only watches generators, because
-    intercepting an operation costs some microseconds.
+    `has_drawn` is True once a random operation has been called; `has_missed` is True once an operation
+    without a replacement in `_DRAWS` has used a generator. If `is_idle` is True, the mode only watches
+    generators, because intercepting an operation costs some microseconds.
     """
 
     def __init__(self) -> None:

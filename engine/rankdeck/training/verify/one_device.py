@@ -1,4 +1,4 @@
-"""Compute one device's steps in all variants that the check needs, each only once.
+"""Compute the steps on one device in all variants that the check needs, each variant only once.
 
 Read reference.py first, causes.py and check.py next.
 """
@@ -28,7 +28,7 @@ class OutOfTimeError(CheckStopError):
 
 
 class OneDevice:
-    """The steps of `scope` on `device`, with the fixed random numbers of `draws`.
+    """Computations of the steps of `scope` on `device`, with the fixed random numbers of `draws`.
 
     `beat` is called in each computation. Computations that only help to find a cause start only if `budget`
     allows them.
@@ -59,8 +59,8 @@ class OneDevice:
         return computed
 
     def expected(self) -> StepResults | None:
-        """Return the results that the strategy should compute: those of one device's steps over full batches,
-        or over slices if batch norms see slices."""
+        """Return the results that the strategy should compute: those of the steps on one device over full
+        batches, or over slices if batch norms normalize over slices."""
         return (
             self.in_slices(loss_by_slice=True, whole_state=True)
             if self.norms_see_slices
@@ -73,12 +73,12 @@ class OneDevice:
         return self.scope.norms == "slices"
 
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
-        """Return the results of the steps over the slices that the strategy's forwards see.
+        """Return the results of the steps over the slices that the strategy's forward passes process.
 
-        State passes from slice to slice; with `whole_state`, all slices of a microstep instead start with the
-        state that unsliced forwards of the earlier microsteps leave. With `loss_by_slice`, each slice has its
-        own loss; otherwise one loss is computed from the slices' concatenated outputs. Return None if nothing
-        is split, or if the computation over slices fails.
+        State passes from slice to slice; if `whole_state` is True, all slices of a microstep instead start
+        with the state that unsliced forward passes of the earlier microsteps leave. If `loss_by_slice` is
+        True, each slice has its own loss; otherwise one loss is computed from the slices' concatenated
+        outputs. Return None if nothing is split, or if the computation over slices fails.
 
         Raises: OutOfTimeError.
         """
@@ -174,7 +174,7 @@ class OneDevice:
         return [[[batch] for batch in microsteps] for microsteps in self._read_steps((0, 1))]
 
     def _slices(self) -> list[list[MicrostepSlices]]:
-        """Return, for each microstep of each step, the slices that each rank's forwards see."""
+        """Return, for each microstep of each step, the slices that each rank's forward passes process."""
         shards = [self._read_steps((index, self.scope.num_shards)) for index in range(self.scope.num_shards)]
         return [
             [

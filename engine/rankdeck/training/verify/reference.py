@@ -53,11 +53,11 @@ def run_reference_steps(
     For a sliced microstep, the loss is computed for each slice, or once for the concatenated outputs of all
     slices. `prepare(model)` can change the model first.
 
-    Each slice starts with the state that the previous slice's forward left. `whole_state` holds the same
-    microsteps unsliced; with it, each slice starts with the state before its microstep, and afterwards the
-    model has the state that the unsliced forward leaves. In either case, running statistics of batch norms
-    cover a microstep's first `num_norm_slices` slices together. With `resets_state`, the initial state is
-    restored before each step.
+    Each slice starts with the state that the previous slice's forward pass left. `whole_state` contains the
+    same microsteps unsliced; if it is not None, each slice starts with the state before its microstep, and
+    afterwards the model has the state that an unsliced forward pass leaves. In either case, running
+    statistics of batch norms cover a microstep's first `num_norm_slices` slices together. If `resets_state`
+    is True, the initial state is restored before each step.
 
     Raises: any exception of the model, the loss or the optimizer.
     """
@@ -145,7 +145,7 @@ class _StepRunner:
         norms: NormStatisticsOfSlices | None = None,
     ) -> Iterator[tuple[Tensor, Any]]:
         """Yield the loss sum and count of each slice, or of all slices together; `before_forward` is called
-        before each forward."""
+        before each forward pass."""
         function = self.workload.loss.function
 
         def forward(index: int, inputs: Any) -> Any:
@@ -231,15 +231,15 @@ def _to_dense(gradient: Tensor) -> Tensor:
 
 # Compute running statistics of batch norms on one device, for a microstep in slices.
 #
-# A strategy keeps those of the slices that its first replica sees; a pipeline those of all microbatches
-# together. Here every norm keeps its inputs and runs over them once more, concatenated, after the microstep.
+# A strategy's statistics cover the slices that its first replica processes, a pipeline's all microbatches
+# together. Here each norm's inputs are recorded, and the norm runs over all of them after the microstep.
 
 
 class NormStatisticsOfSlices:
     """Recorder of batch norms' inputs, which collects them until `update` is called.
 
-    `index` is the index of the slice that the current forward sees. The statistics cover only the first
-    `num_normed` slices.
+    `index` is the index of the slice that the current forward pass processes. The statistics cover only the
+    first `num_normed` slices.
     """
 
     def __init__(self, model: nn.Module, num_normed: int) -> None:
@@ -255,7 +255,7 @@ class NormStatisticsOfSlices:
             for norm in self._norms
         ]
         self._inputs: dict[int, list[dict[int, Tensor]]] = defaultdict(list)
-        """Index of a norm -> for each of its calls in a forward, the inputs by slice."""
+        """Index of a norm -> for each call of the norm in a forward pass, its inputs by slice."""
         self._hooks = contextlib.ExitStack()
         for number, norm in enumerate(self._norms):
             self._hooks.enter_context(norm.register_forward_pre_hook(self._record_inputs(number)))

@@ -1,11 +1,11 @@
 """Choose what the check compares: the run's own model, loss, optimizer and data, reduced in size.
 
-Samples: two for each forward of the strategy, if the batch is large enough, and only as many microbatches as
-are needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision:
-fp64 for small models, because its rounding errors are far smaller than the effect of a bug; for other models,
-fp32 if the run's precision has 16 bits. In all other cases, and if the model fails in the wider precision,
-the run's own precision is used. The learning rate is the schedule's peak, because a warm-up from 0 would hide
-the optimizer's effect. Read reference.py next.
+Samples: two for each forward pass of the strategy, if the batch is large enough, and only as many
+microbatches as are needed to keep all stages busy. Layers: a few of each kind if the whole model is too
+large. Precision: fp64 for small models, because its rounding errors are far smaller than the effect of a bug;
+for other models, fp32 if the run's precision has 16 bits. In all other cases, and if the model fails in the
+wider precision, the run's own precision is used. The learning rate is the schedule's peak, because a warm-up
+from 0 would hide the optimizer's effect. Read reference.py next.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class CheckScope:
     """The workload to compare, and how each of its batches is split.
 
     Of the run's `batch_samples` samples per batch, `num_samples` are compared. Each of `num_shards` ranks
-    reads its own slice, and runs `num_forwards` forwards over it. Running statistics of batch norms cover the
-    first `num_norm_slices` forwards. `norms` says whether unfrozen batch norms normalize over whole
-    microsteps, or over the slices that forwards see. `excluded` names the options and layers that inherently
-    change results and are left out of the comparison.
+    reads its own slice, and runs `num_forwards` forward passes over it. Running statistics of batch norms
+    cover the first `num_norm_slices` forward passes. `norms`: whether unfrozen batch norms normalize over
+    whole microsteps, or over the slices that forward passes process. `excluded` names the options and layers
+    that inherently change results and are left out of the comparison.
     """
 
     workload: CheckedWorkload
@@ -74,8 +74,8 @@ class CheckScope:
 
 @dataclass
 class CheckedWorkload(Workload):
-    """Workload whose model has at most `max_layers` layers of a kind (None: all), with batch norms frozen if
-    requested.
+    """Workload whose model has at most `max_layers` layers of each kind (None: all), with batch norms frozen
+    if requested.
 
     `build_error` is the error that building the model raised, if any.
     """
@@ -159,7 +159,7 @@ def make_scope(
 
 
 def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
-    """Return (number of ranks that read different slices, number of forwards over each slice)."""
+    """Return (number of ranks that read different slices, number of forward passes over each slice)."""
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
     if card.one_process:
@@ -174,7 +174,7 @@ def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
 
 
 def min_layers(config: RunConfig, num_devices: int) -> int:
-    """Return the smallest number of layers of a kind that gives every stage enough layers."""
+    """Return the smallest number of layers of each kind that gives every stage enough layers."""
     _, stages = config.strategy_spec.batch_split(config.strategy.options, num_devices)
     return _LAYERS_PER_STAGE * (num_devices if config.strategy.use == _MODEL_PARALLEL else stages)
 
@@ -183,7 +183,7 @@ def _comparable_strategy(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
     """Return the strategy without options that inherently change results, and the names of the effects that
     are left out of the comparison.
 
-    A pipeline without a flush trains with stale weights: trial.py drains it after each step.
+    A pipeline that never flushes trains with stale weights, so trial.py drains it after each step.
     """
     options = dict(strategy.options)
     excluded: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC_PIPELINE else ()
@@ -207,8 +207,8 @@ def _enough_microbatches(strategy: Choice, stages: int) -> int:
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
-    """Return the size of the smallest batch that is split like the run's, with two samples per forward if
-    possible."""
+    """Return the size of the smallest batch that is split like the run's, with two samples per forward pass
+    if possible."""
     slices, stages = STRATEGIES[strategy.use].batch_split(strategy.options, num_devices)
     forwards = 1
     if stages > 1:
@@ -256,9 +256,9 @@ def _layer_key(block: nn.Module) -> Hashable:
 
 # Let batch norms normalize by their running statistics, so that a batch may be split anywhere.
 #
-# Their results inherently differ from one device if a batch is split. Frozen on both sides, they let
-# everything else be compared. To prove the known difference would take five more computations, longer than
-# all others together.
+# If a batch is split, their results inherently differ from those on one device. Once they are frozen on both
+# sides, everything else can be compared. Proving the inherent difference would take five more computations,
+# longer than all others together.
 
 
 def freeze_norms(model: nn.Module) -> None:

@@ -244,7 +244,8 @@ def _fingerprints(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[st
 
 
 def _shard_coordinates(weight: Tensor) -> Hashable:
-    """Return which shard of a weight this rank holds: its coordinate along each sharding axis."""
+    """Return the coordinate of this rank's shard of a weight along each dimension of the device mesh (None
+    for a dimension along which the weight is replicated); None for a weight that is no DTensor."""
     if not is_dtensor(weight):
         return None
     coordinates: Sequence[int] = weight.device_mesh.get_coordinate() or ()
