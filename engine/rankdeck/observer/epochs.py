@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 PART = "passes"
-_NUM_BATCHES = 3
+NUM_FIRST_BATCHES = 3
 _MAX_NUMBERS = 32
 """Maximum number of values to read from each of the first tensors of a batch."""
 _MAX_TENSORS = 2
@@ -40,29 +40,26 @@ class EpochTracker:
         self._epochs: Any = weakref.WeakKeyDictionary()
         """Sampler -> epoch of its last complete pass."""
         self._num_same_order = 0
-        self._has_reported = False
+        self.has_reported = False
+        """Whether the first batches of a loader were recorded, or were not comparable."""
         self._is_divided = False
         """Whether each rank trains on its own part of its loader's batches."""
 
     def on_backward(self, tensors: Any, num_samples: int) -> None:
         """Compare the number of samples from the loader with the rows of what the loss is computed from."""
         world_size = self._session.world_size or 1
-        if self._has_reported or self._is_divided or world_size < 2:
+        if self._is_divided or world_size < 2:
             return
         num_rows = _num_rows(tensors[0].grad_fn) if tensors else 0
         self._is_divided = num_rows * world_size == num_samples
 
-    def needs_batch(self, first_batches: list[list[Any]]) -> bool:
-        """Check whether `on_batch` still has to be called for batches of a loader."""
-        return not self._has_reported or len(first_batches) < _NUM_BATCHES
-
     def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
         """Handle a batch. `first_batches` collects the numbers read from the loader's first batches; `trains`
         is True if backward passes use the loader's batches."""
-        if len(first_batches) < _NUM_BATCHES:
+        if len(first_batches) < NUM_FIRST_BATCHES:
             first_batches.append(numbers_of(self._tensor, batch))
-        if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:
-            self._has_reported = True
+        if trains and not self.has_reported and len(first_batches) == NUM_FIRST_BATCHES:
+            self.has_reported = True
             is_distinct = len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT
             if is_distinct and not self._is_divided:
                 digest = hashlib.blake2b(repr(first_batches).encode(), digest_size=8).hexdigest()

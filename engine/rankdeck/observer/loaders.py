@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 
 from . import labels, repeats, sampling
-from .epochs import PART, EpochTracker
+from .epochs import NUM_FIRST_BATCHES, PART, EpochTracker
 from .frames import drop_own_frame
 
 TYPE_CHECKING = False
@@ -104,7 +104,7 @@ class LoaderTracker:
         except Exception:
             feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
             num_samples = feed.count_samples(batch)
-        if self._epochs.needs_batch(feed.first_batches):
+        if len(feed.first_batches) < NUM_FIRST_BATCHES or not self._epochs.has_reported:
             self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
         if feed.checks is None:
             started = [(part, start(iterator)) for part, start in self._start_checks]
@@ -159,7 +159,8 @@ class LoaderTracker:
                 while feed.takes_all_pending and feed.pending:
                     taken += feed.pending.popleft()
         if taken:
-            self._on_samples(tensors, taken)
+            if not self._epochs.has_reported:
+                self._on_samples(tensors, taken)
             self._session.samples = (self._session.samples or 0) + taken
 
     def _describe(self, feed: _LoaderIterator, num_samples: int) -> None:

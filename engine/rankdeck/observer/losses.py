@@ -96,7 +96,7 @@ class LossTracker:
             if loss is not None:
                 loss = (
                     self._readings.read(loss)
-                    if session.is_step_sampled
+                    if session.is_step_sampled or loss.is_cpu
                     else UnsampledScalar(self._readings, loss)
                 )
             self.readings.append(loss)

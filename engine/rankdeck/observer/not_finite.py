@@ -33,7 +33,7 @@ class FiniteChecks:
     """The losses and the norm of the last examined step, and the outputs of its modules."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
-        self._torch, self._session = torch, session
+        self._torch, self._tensor, self._session = torch, torch.Tensor, session
         self._sees_all_steps = session.level == "full"
         self._handle: Any = None
         self.forget()
@@ -55,7 +55,10 @@ class FiniteChecks:
         """Remember the tensors of a batch that a loader returns."""
         items = list(batch.values()) if isinstance(batch, dict) else batch
         some = items[:_MAX_BATCH_TENSORS] if isinstance(items, (list, tuple)) else [items]
-        self._batch = [weakref.ref(item) for item in some if type(item) is self._torch.Tensor]
+        self._batch = []
+        for item in some:  # In Python 3.11, a list comprehension is a call.
+            if type(item) is self._tensor:
+                self._batch.append(weakref.ref(item))
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
         """Examine the losses of a step, after any pending readings of an earlier step."""
@@ -66,7 +69,7 @@ class FiniteChecks:
         readings = []
         for reading in losses.readings:
             if type(reading) is UnsampledScalar:
-                if reading.value is None and not (session.is_step_sampled or self._sees_all_steps):
+                if not (session.is_step_sampled or self._sees_all_steps):
                     return
                 reading = reading.read()
             readings.append(reading)

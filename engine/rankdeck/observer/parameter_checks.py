@@ -70,7 +70,7 @@ class ParameterChecks:
 
     def before_step(self, _: Any, leads: bool) -> None:
         """End the probe before the next step of the leading optimizer."""
-        if self._probe is not None and leads:
+        if leads and self._probe is not None:
             self._end_probe()
 
     def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:
@@ -115,6 +115,7 @@ class ParameterChecks:
                     self._probed_models = [weakref.ref(model), weakref.ref(unwrapped(model))]
                 hook = self._torch.nn.modules.module.register_module_forward_pre_hook
                 self._probe = hook(self._on_forward)
+                self._session.before_step.add(PART, self.before_step)
 
     def restart(self, parameters: dict[int, Any]) -> None:
         """Examine `parameters` (by id), which have become trainable, but not the earlier ones again."""
@@ -238,6 +239,7 @@ class ParameterChecks:
         if self._probe is not None:
             self._probe.remove()
             self._probe = None
+            self._session.before_step.remove(PART, self.before_step)
 
     def _end_probe(self) -> None:
         self._end_hook()
@@ -353,13 +355,12 @@ def _all_optimizers(torch: Any) -> list[Any]:
 def install(torch: Any, session: RankSession) -> None:
     """Examine sampled steps of the leading optimizer."""
     checks = ParameterChecks(torch, session)
-    session.before_step.add(PART, checks.before_step)
     session.before_sampled_step.add(PART, checks.before_sampled_step)
     session.on_leader_chosen.add(PART, checks.on_leader_chosen)
     session.on_tick.add(PART, checks.on_tick)
     session.on_fork.add(PART, checks.forget)
     shared = SharedParameters(session, PART)
-    session.before_step.add(PART, shared.before_step)
+    session.on_first_step.add(PART, shared.on_first_step)
     session.on_fork.add(PART, shared.forget)
     unfreezing.install(session, PART, checks.restart)
     updates = UpdateChecks(torch, session)

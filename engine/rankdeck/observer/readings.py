@@ -88,25 +88,15 @@ class ScalarReader:
 
 
 class UnsampledScalar:
-    """A scalar of a step that is not sampled, recorded only if that step is the last one.
+    """A scalar on a GPU in a step that is not sampled; it is read only if that step is the last one."""
 
-    `value` is the number if the tensor is on a CPU; on a GPU, `read` starts to read it.
-    """
-
-    __slots__ = ("_reader", "_tensor", "_version", "value")
+    __slots__ = ("_reader", "_tensor", "_version")
 
     def __init__(self, reader: ScalarReader, tensor: Any) -> None:
-        self.value: Any = None
-        self._tensor: Any = None
-        if tensor.is_cpu:
-            self.value = reader.read(tensor)
-        else:
-            self._reader, self._tensor, self._version = reader, tensor.detach(), tensor._version
+        self._reader, self._tensor, self._version = reader, tensor.detach(), tensor._version
 
     def read(self) -> Reading:
-        """Return the value; None if the tensor has changed since this object was created."""
-        if self._tensor is None:
-            return self.value
+        """Start to read the value; return None if the tensor has changed since this object was created."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 

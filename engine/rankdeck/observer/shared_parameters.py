@@ -36,14 +36,19 @@ class SharedParameters:
         self._shared: Any = None
         """The reference of the newest pair that shares one."""
 
+    def on_first_step(self, _: Any) -> None:
+        """Compare from now on: another optimizer steps."""
+        self._session.before_step.add(self._part, self.before_step)
+
     def on_backward(self, _: Any) -> None:
-        """Handle the start of an outermost backward."""
+        """Handle the start of a backward pass that is not nested in another."""
         self._stepped = []
         self._session.on_backward.remove(self._part, self.on_backward)
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
-        """Compare the parameters of several optimizers that step after the same backward."""
+        """Compare the parameters of several optimizers that step after the same backward pass."""
         if leads and len(self._session.optimizers) < 2:
+            self._session.before_step.remove(self._part, self.before_step)
             return
         if self._stepped:
             self._compare(optimizer)

@@ -29,7 +29,7 @@ class StepRows:
     """Rows of this process, passed from the training thread to the writer thread.
 
     A row is (end as time.perf_counter, end as Unix time, losses, learning rate, gradient norm, backward
-    calls, total wait so far, total samples so far).
+    calls, total wait so far, total samples so far, whether the step is sampled).
     """
 
     def __init__(self, session: RankSession) -> None:
@@ -52,7 +52,8 @@ class StepRows:
             lines: list[Any] = []
             while self._rows and len(lines) < _MAX_STEPS_PER_LINE:
                 row = self._rows[0]
-                if any(isinstance(loss, UnsampledScalar) for loss in row[2]):
+                # An optimizer may step in a sampled step on a loss of an earlier one.
+                if row[2] and (not row[8] or UnsampledScalar in map(type, row[2])):
                     is_last = len(self._rows) == 1
                     age_s = time.perf_counter() - row[0]
                     if is_last and age_s < _LAST_STEP_AFTER_S and not self._session.is_ending:
@@ -62,7 +63,7 @@ class StepRows:
                         for loss in row[2]
                         if is_last
                     ]
-                    row = self._rows[0] = (*row[:2], losses, *row[3:])
+                    row = self._rows[0] = (*row[:2], losses, *row[3:8], True)
                 values: Any = _NOT_SAMPLED
                 if row[2] or row[3] is not None or row[4] is not None:
                     values = poll_readings(
@@ -80,7 +81,7 @@ class StepRows:
         assert self._last_written_step is not None
         steps_s, waits, samples = [], [], []
         for row, _ in lines:
-            ended, _, _, _, _, _, waited_s, num_samples = row
+            ended, _, _, _, _, _, waited_s, num_samples, _ = row
             before = self._session.active_since if self._last_end_s is None else self._last_end_s
             steps_s.append(round(ended - (ended if before is None else before), 7))
             waits.append(round(waited_s - self._waited_s, 7))

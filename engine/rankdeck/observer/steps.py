@@ -159,7 +159,7 @@ class StepObserver:
                 # The leading optimizer may step on the same loss: after this one, or inside the same
                 # backward.
                 taken, backwards = losses.share()
-        row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples)
+        row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples, sampled)
         if leads:
             if self._num_other_steps:
                 self._count_others()
