@@ -238,6 +238,10 @@ def _length(scheduler: Any) -> int | None:
         scheduler, "factor"
     ):
         return None
+    # Of a SequentialLR, which switches to its last scheduler at its last milestone.
+    if getattr(scheduler, "_milestones", None):
+        last = _length(scheduler._schedulers[-1])
+        return None if last is None else int(scheduler._milestones[-1]) + last
     for name in ("total_steps", "T_max", "total_iters"):
         value = getattr(scheduler, name, None)
         if isinstance(value, int) and value > 0:
@@ -248,9 +252,18 @@ def _length(scheduler: Any) -> int | None:
 def install(torch: Any, session: RankSession) -> None:
     """Remember every scheduler that the script creates."""
     session.schedules = checks = ScheduleChecks(torch, session)
-    base = torch.optim.lr_scheduler.LRScheduler
-    construct = base.__init__
     add = session.wrap_part(PART, checks.add)
+    _observe_constructor(torch.optim.lr_scheduler.LRScheduler, add)
+    # Its constructor does not call that of its base class.
+    _observe_constructor(torch.optim.lr_scheduler.SequentialLR, add)
+    session.on_leader_chosen.add(PART, checks.on_leader_chosen)
+    session.on_step.add(PART, checks.on_step)
+    session.on_tick.add(PART, checks.on_tick)
+    session.on_fork.add(PART, checks.forget)
+
+
+def _observe_constructor(base: Any, add: Any) -> None:
+    construct = base.__init__
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -262,7 +275,3 @@ def install(torch: Any, session: RankSession) -> None:
         add(self)
 
     base.__init__ = observed
-    session.on_leader_chosen.add(PART, checks.on_leader_chosen)
-    session.on_step.add(PART, checks.on_step)
-    session.on_tick.add(PART, checks.on_tick)
-    session.on_fork.add(PART, checks.forget)

@@ -65,6 +65,27 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "steps per epoch": (
         _script("schedules.CosineAnnealingLR(optimizer, 60)", 60, _PER_EPOCH), {"scheduler-steps-rarely"},
     ),
+    "a sequence per epoch": (
+        _script(
+            "schedules.SequentialLR(optimizer, [schedules.LinearLR(optimizer, 0.1, total_iters=10), "
+            "schedules.CosineAnnealingLR(optimizer, 50)], [10])", 60, _PER_EPOCH,
+        ),
+        {"scheduler-steps-rarely"},
+    ),
+    "a sequence of epochs": (
+        _script(
+            "schedules.SequentialLR(optimizer, [schedules.LinearLR(optimizer, 0.1, total_iters=1), "
+            "schedules.CosineAnnealingLR(optimizer, 2)], [1])", 60, _PER_EPOCH,
+        ),
+        set(),
+    ),
+    "a sequence without an end": (
+        _script(
+            "schedules.SequentialLR(optimizer, [schedules.LinearLR(optimizer, 0.1, total_iters=10), "
+            "schedules.ExponentialLR(optimizer, 0.9)], [10])", 60, _PER_EPOCH,
+        ),
+        set(),
+    ),
     "never above zero": (
         _script("schedules.LambdaLR(optimizer, lambda n: min(1, (n + 1) // 1000))", 120), {"rate-zero"},
     ),
