@@ -129,7 +129,12 @@ SIGNALS = (
     _signal("SIGXCPU", "rank-killed", where=STEP),
     _signal("SIGPIPE", "rank-killed"),
     Kind("native thread crashes", "native thread", Expected(("rank-crashed",), ("SIGSEGV",)), COMPUTES),
-    Kind("killed from outside", "nothing", Expected(("rank-killed",), ("SIGKILL",)), outside="kill rank"),
+    Kind(
+        "a rank is killed from outside",
+        "nothing",
+        Expected(("rank-killed",), ("SIGKILL",)),
+        outside="kill rank",
+    ),
     Kind(
         "SIGTERM to one rank",
         "nothing",
@@ -268,7 +273,7 @@ START = (
         everywhere=True,
     ),
     Kind(
-        "killed while it builds the model",
+        "a rank is killed while it builds the model",
         "SIGKILL",
         Expected(("rank-killed",), ("SIGKILL",)),
         ("factory",),

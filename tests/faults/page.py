@@ -22,7 +22,7 @@ optimizer, a sample, an evaluation, a save) and the step. A trial passes if
 - the run reports one cause, with the rank where the fault was injected and a message that names the fault. If
   the run survives the fault, it reports nothing, or only the warning for this fault;
 - no process of the run is left {left:.0f} s after the fault. After a hang, these seconds start when the run
-  ends or the trial stops it;
+  ends or the trial stops it, and the table below has no time;
 - every event of the run can be read, and none is missing.
 
 `make storms` kills runs of every strategy with SIGKILL two to five times, and resumes them until they
@@ -87,7 +87,7 @@ def _kinds(trials: Iterable[Record]) -> list[str]:
             continue
         code_counts = Counter(trial.code for trial in tried if trial.code and not trial.wrong)
         codes = ", ".join(f"`{code}`" for code, _ in code_counts.most_common(3)) or {
-            "reason": "no problem; `end.json` gives the reason"
+            "reason": "only the reason in `end.json`"
         }.get(kind.expected.severity, "nothing")
         exit_times_s = [trial.gone_s for trial in tried if trial.gone_s is not None]
         slowest = f"{max(exit_times_s):.1f} s" if exit_times_s and not kind.hangs else ""
