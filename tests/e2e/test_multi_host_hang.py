@@ -119,7 +119,10 @@ def test_a_rank_missing_in_a_collective_is_reported_with_its_host(
     box = f"box{rank + 1}"
     for reported in (warning, problem):
         assert reported.headline().startswith(f"rank {rank} on {box}: ")
-        assert "wait in all_reduce" in reported.message or "waited for it in all_reduce" in reported.message
+        assert (
+            "are waiting in all_reduce" in reported.message
+            or "waited for it in all_reduce" in reported.message
+        )
         assert "in step 20, in loss (" in reported.message and "mine.py, line " in reported.message
     assert not problems_with_severity(other) and not relevant_warnings(other)
     ends = [run.exit_record() for run in (coordinator_run, other)]

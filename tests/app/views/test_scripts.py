@@ -113,7 +113,7 @@ def test_the_status_bar_shows_and_changes_the_interpreter(qtbot: QtBot, opened: 
     assert item.text() == "Python 3.12.1 ('other')"
     view = find_launch_view(opened)
     opened.session.script.set_chosen(True)
-    assert "No torch" in view.script.python_line.problem_label.text()
+    assert "torch was not found" in view.script.python_line.problem_label.text()
     opened.interpreter_picker._choose_path("nowhere/at/all")
     disk.wait_for_done()
     assert "nowhere/at/all" in opened.window.toasts.history[-1].text

@@ -86,5 +86,5 @@ def test_two_to_eight_runs_can_be_compared(number: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run_count(runs)
     check_run_count([RunRef(Path("/runs/1"), 0), RunRef(Path("/runs/1"), 1)])
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="is listed twice"):
         check_run_count([runs[0], runs[0]])
