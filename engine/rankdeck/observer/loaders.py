@@ -144,12 +144,15 @@ class LoaderTracker:
     def on_backward(self, tensors: Any) -> None:
         """Take one batch from each iterator when a backward pass starts."""
         taken = 0
-        feeds = [feed for feed in list(self._iterators.values()) if feed.pending]
-        is_known = len(feeds) > 1 and any(feed.is_trained_on for feed in feeds)
+        feeds = list(self._iterators.values())
+        is_known = False
+        if len(feeds) > 1:
+            feeds = [feed for feed in feeds if feed.pending]
+            is_known = len(feeds) > 1 and any(feed.is_trained_on for feed in feeds)
         for feed in feeds:
             if is_known and not feed.is_trained_on and len(feed.pending) > 1:
                 feed.pending.clear()  # It was abandoned; another one is trained on.
-            else:
+            elif feed.pending:
                 num_samples = feed.pending.popleft()
                 taken += num_samples
                 feed.is_trained_on_now = True

@@ -116,7 +116,7 @@ class RankSession(PartHooks):
         self._reported_facts: dict[str, object] | None = None
         self._reported_at = 0.0
         self._heartbeat: HeartbeatSlot | None = None
-        self._thread: threading.Thread | None = None
+        self.writer_thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
         self._has_finalizer = False
         self._stop = threading.Event()
@@ -169,11 +169,6 @@ class RankSession(PartHooks):
 
     # The life of the session: start, ticks, forks and end.
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether this process is a rank with a running writer thread."""
-        return self._file is not None and self._thread is not None
-
     def start_rank(self, optimizer: Any) -> None:
         """Make this process a rank, at its first optimizer step."""
         if self.rank is not None:
@@ -203,7 +198,7 @@ class RankSession(PartHooks):
     def on_log(self) -> None:
         """Start the writer after the script has logged a value, even if the process never steps an
         optimizer."""
-        if self._thread is None:
+        if self.writer_thread is None:
             self._ensure_thread()
 
     def _claim_file(self) -> tuple[RankFile, int | None]:
@@ -269,14 +264,14 @@ class RankSession(PartHooks):
 
     def _ensure_thread(self) -> None:
         with self._thread_lock:
-            if self._thread is not None:
+            if self.writer_thread is not None:
                 return
             self._stop = threading.Event()
             thread = threading.Thread(
                 target=self._run_thread, args=(self._stop,), name="rankdeck", daemon=True
             )
             thread.start()
-            self._thread = thread
+            self.writer_thread = thread
             helpers = sys.modules.get("multiprocessing.util")
             if helpers is not None and not self._has_finalizer:
                 # A process that multiprocessing forked ends without running atexit functions.
@@ -299,7 +294,7 @@ class RankSession(PartHooks):
 
     def _stop_thread(self) -> bool:
         """Stop the thread; return False if there is none."""
-        thread, self._thread = self._thread, None
+        thread, self.writer_thread = self.writer_thread, None
         if thread is None:
             return False
         self._stop.set()

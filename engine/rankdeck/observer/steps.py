@@ -167,7 +167,7 @@ class StepObserver:
             session.step += 1
         else:
             self._on_other_step(optimizer, row)
-        if not session.is_writing:
+        if session.writer_thread is None or session.rank is None:
             session.start_rank(optimizer)
         session.beat("step")
         if self._leader is not None and self._leader.ref() is optimizer:
