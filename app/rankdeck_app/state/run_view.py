@@ -88,7 +88,7 @@ class RunView:
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """Return the memory predicted for the run with the fix that is shown, to compare with
+        """Return the memory predicted for `device` with the fix that is shown, to compare with
         `device_bytes`."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
