@@ -22,8 +22,15 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Train on several GPUs and see what each strategy costs per device.",
     )
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder to open")
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (<workspace>/runs)")
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="workspace folder (~/Rankdeck)")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="folder for runs (default: <workspace>/runs)"
+    )
+    parser.add_argument(
+        "--workspace",
+        type=Path,
+        metavar="DIR",
+        help="workspace folder (default: the last one, or ~/Rankdeck)",
+    )
     parser.add_argument("--version", action="version", version=f"rankdeck-app {__version__}")
     return parser.parse_args(argv)
 

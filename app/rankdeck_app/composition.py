@@ -341,8 +341,8 @@ class App:
         self.window.title_bar.set_command_center_text(self.session.workspace.name)
 
     def _show_alive_runs(self) -> None:
-        """Show the number of live runs on the Runs icon. The first time, also show a toast with a button for
-        each run."""
+        """Show the number of live runs on the Runs icon. On the first call, also name them in a toast if any
+        of them is not in the active tab."""
         alive = self.session.runs.alive_runs
         self.window.activity_bar.get_button("runs").set_badge(len(alive))
         active = self.tabs.active()

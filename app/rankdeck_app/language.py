@@ -30,8 +30,8 @@ _ONLY_PLACEHOLDERS = re.compile(r"(?:\{\w+\}|[^\w{}])*")
 
 
 def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) -> str:
-    """Return the text in the window's language, with `{name}` filled in; if no values are given, the text is
-    not formatted.
+    """Return the text in the window's language, with `{name}` filled in; without values, the text is not
+    formatted.
 
     `singular` is the English text for an `n` of 1; `{n}` is filled in too. Other languages have as many
     plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.

@@ -272,7 +272,7 @@ class Settings(QObject):
                 self._values[key] = option.kind(value)
 
     def _find_line(self, key: str) -> int | None:
-        """Return the key's line in the file."""
+        """Return the number of the line that sets the key in the file, or None."""
         from rankdeck.base.parsing import find_line, key_lines  # imported only if there is a problem
 
         text = read_bytes(self.path).decode("utf-8-sig")

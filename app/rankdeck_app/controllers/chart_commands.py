@@ -34,8 +34,8 @@ def card_of(page: Page | None) -> ChartCard | None:
 
 
 class ChartCommands:
-    """The chart commands. They maintain the context facts `activeCards` (the active tab has cards) and
-    `activeChart` (the active tab has a chart, on a card or on its own)."""
+    """The chart commands, and the context facts on which they depend: `activeCards` (the active tab has
+    cards) and `activeChart` (the active tab has a chart, on a card or on its own)."""
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports
@@ -146,7 +146,7 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum size of a file name in bytes: below the usual limit of 255, since temporary names are longer."""
+"""Maximum size of a file name in bytes; file systems allow 255, but temporary names are longer."""
 
 
 def file_name(*parts: str) -> str:

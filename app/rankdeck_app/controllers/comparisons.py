@@ -210,8 +210,8 @@ class Comparisons(QObject):
     ) -> None:
         """Show a list of runs that stays open; choosing a run toggles its check mark.
 
-        The runs `chosen` are checked initially; if `is_adding` is True, they are left out of the list. The
-        first row calls `act` with the checked runs, or asks for more runs if too few are checked.
+        The runs `chosen` are checked initially or, if `is_adding` is True, left out of the list. The first
+        row calls `act` with the checked runs, or asks for more runs if too few are checked.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 

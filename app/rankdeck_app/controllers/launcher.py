@@ -76,8 +76,8 @@ class Launcher(QObject):
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """Return the blocker, but ignore a refusal of the chosen strategy by the plan, because the user can
-        still race other strategies."""
+        """Return the problem that prevents launching, or None. A chosen strategy that the plan refuses is no
+        problem here, because the user can still race other strategies."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
         if script.is_chosen:
@@ -288,7 +288,8 @@ class Launcher(QObject):
         return StartingPage(page_id, launch)
 
     def _on_arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
-        """Replace the starting page with the run's tab."""
+        """Replace the starting page `key` with the tab of the run at `path`, or with the tab that `show`
+        opens."""
         self._pending.pop(key, None)
         editor = self._window.editor
         active = editor.active_page()

@@ -1,6 +1,6 @@
 """Opens files at the line of a problem, steps through problems with F8, and shows the stacks of hung ranks.
 
-A file opens in the editor named by the setting editor.command, or else in the app's own page (code_page.py).
+A file opens in the editor that the setting `editor.command` names, or else in the app's page (code_page.py).
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class ProblemNavigator:
             # Split before the path is filled in, so that a path with spaces stays a single argument.
             argv = [word.format(file=file, line=line) for word in shlex.split(command)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return self._show_error(tr("The setting editor.command is not valid ({error}).", error=error))
+            return self._show_error(tr('The setting "editor.command" is not valid ({error}).', error=error))
         if not argv:
-            return self._show_error(tr("The setting editor.command is empty."))
+            return self._show_error(tr('The setting "editor.command" is empty.'))
         # A plain program, such as "code", gets the file as its argument.
         if "{file}" not in command:
             argv.append(str(file))
         started, _pid = QProcess.startDetached(argv[0], argv[1:])
-        no_start = tr("{program} from the setting editor.command could not be started.", program=argv[0])
+        no_start = tr(
+            'The program {program} in the setting "editor.command" could not be started.', program=argv[0]
+        )
         return bool(started) or self._show_error(no_start)
 
     def _show_error(self, why: str) -> bool:

@@ -1,6 +1,6 @@
 """Starts races from the draft, shows them in tabs, stops them, and applies the winner to the draft.
 
-A race runs in its own process, which the engine detaches from the app as it does a run's guard process. The
+A race runs in its own process, which the engine detaches from the app, like the guard process of a run. The
 user can therefore close the tab or the app during the race.
 """
 

@@ -1,7 +1,7 @@
 """Reads the runs of restored tabs whose pages are not built yet.
 
 A page is built when it is first shown, but the problems of its run should be visible earlier. So the runs are
-read before that, one after another: the Problems panel lists each run's problems, and the run's tab shows its
+read in advance, one after another: the Problems panel lists each run's problems, and the run's tab shows its
 title and outcome. Live runs are followed until their tab is built or closed.
 """
 
@@ -21,8 +21,8 @@ POLL_INTERVAL_MS = 100
 
 
 class RestoredTabs(QObject):
-    """Reader for the runs of restored tabs. `kind` is the kind of the pages that show runs; `runs` is the
-    list of existing runs, so that the window's thread need not read the disk."""
+    """Reader for the runs of restored tabs. `kind` is the page kind of run tabs. `runs` lists the existing
+    runs, so that the window's thread need not read the disk."""
 
     def __init__(
         self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject

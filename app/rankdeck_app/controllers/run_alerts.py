@@ -74,7 +74,8 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """Check the run for alerts as of the viewed time; show toasts only if that time is the present."""
+        """Check the run for alerts as of the viewed time; show toasts only if that time is the present.
+        Unless `at_once` is True, the engine's rules are checked at most once per _CHECK_INTERVAL_S."""
         followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return

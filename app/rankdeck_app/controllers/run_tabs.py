@@ -161,7 +161,7 @@ class RunTabs(QObject):
         return _run_of(self._window.editor.active_page())
 
     def on_active(self, act: Callable[[Path], object]) -> Callable[[], None]:
-        """Return a command function that acts on the run of the active tab, if there is one."""
+        """Return a function for a command: it calls `act` with the path of the active tab's run, if any."""
 
         def on_active() -> None:
             run = self.active()

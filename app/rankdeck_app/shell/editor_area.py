@@ -1,7 +1,7 @@
 """The editor area: a tree of splitters whose leaves are groups of tabs.
 
 Views only need `open`. Pages of a registered kind are rebuilt after a restart, can be reopened after closing,
-and can be shown twice side by side. In the tree, a QSplitter holds groups and splitters of the other
+and can be shown twice side by side. In the tree, a QSplitter contains groups and splitters of the other
 orientation; a splitter with a single child is replaced by that child.
 """
 
@@ -74,8 +74,8 @@ class EditorArea(QWidget):
 
         If `focus` is False, the keyboard focus does not change. A `preview` replaces the previous preview,
         and becomes a normal tab once it is opened without `preview`. If `beside` is set, the page opens in a
-        group other than that of `beside`. If it is open only in that group, it is shown a second time, or
-        moved if it cannot be shown twice.
+        group other than that of `beside`. A page that is open only in the group of `beside` is shown a second
+        time, or moved if it cannot be shown twice.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -288,7 +288,7 @@ class EditorArea(QWidget):
         return group
 
     def _split(self, group: TabGroup, zone: Zone) -> TabGroup:
-        """Insert an empty group on the given side of `group` and return it."""
+        """Insert an empty group on the `zone` side of `group` and return it."""
         fresh = self._make_group()
         self._tree.insert_beside(group, zone, fresh)
         return fresh

@@ -31,7 +31,7 @@ _KEY_STEPS = {
 }
 
 QuickProvider = Callable[[], Sequence[QuickPickItem]]
-"""Source of quick open items. It must be fast, since it runs when the palette opens."""
+"""Function that returns quick open items. It must be fast, since it runs when the palette opens."""
 
 
 class CommandPalette(FloatingList):

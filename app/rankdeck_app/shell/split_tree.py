@@ -1,4 +1,4 @@
-"""Tree of the editor's groups: a QSplitter holds groups and splitters of the other orientation.
+"""Tree of the editor's groups: a QSplitter contains groups and splitters of the other orientation.
 
 This module handles only geometry: inserting and removing groups, and conversion to and from JSON values. A
 splitter with a single child is replaced by that child, so that opening and closing groups does not make the
@@ -63,7 +63,7 @@ class SplitTree:
             nested.setSizes([500, 500])
 
     def remove(self, group: TabGroup) -> None:
-        """Remove a group, and replace each splitter left with a single child by that child."""
+        """Remove a group. A splitter that then has a single child is replaced by that child."""
         parent = group.parentWidget()
         group.hide()
         # It leaves the splitter now, so that count() below is right.

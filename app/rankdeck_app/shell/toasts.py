@@ -1,10 +1,10 @@
 """Notifications as toasts in the lower right corner of the editor, where they never cover the panel's output.
 
 A toast expires unless the pointer is on it or it has the keyboard focus. A toast with buttons does not
-expire: it stays until it is answered or closed. A toast with the same `key` as a visible one replaces it.
-Together, toasts take up to a third of the window's height; older ones are closed to make room. The history
-keeps all notifications with their buttons (notifications_page.py); while the history is visible, no toasts
-appear.
+expire: it stays until a button is clicked or the toast is closed. A toast with the same `key` as a visible
+one replaces it. Together, toasts take up to a third of the window's height; older ones are closed to make
+room. The history keeps all notifications with their buttons (notifications_page.py); while the history is
+visible, no toasts appear.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Toast(QFrame):
 class Toasts(QObject):
     """Stack of toasts over `area` (the editor), or above the status bar (`below`) while `area` is hidden.
 
-    `history_changed` is emitted after each new notification, and when the history is cleared or marked read.
+    `history_changed` is emitted after each notification, and when the history is cleared or marked as read.
     """
 
     history_changed = Signal()
@@ -206,7 +206,7 @@ class Toasts(QObject):
     ) -> None:
         """Show a notification. `actions` are (label, callback) buttons; the first one is primary.
 
-        The notification replaces a visible toast with the same `key` (by default its text).
+        The notification replaces a visible toast with the same `key`; the default key is `text`.
         """
         notice = Notification(text, tone, tuple(actions), key or text)
         before = self.find(notice.key)

@@ -85,7 +85,7 @@ class Zoom:
 
     def _restart_message(self, key: str) -> str:
         if key != _ZOOM_SETTING:
-            return tr("{key} takes effect after a restart, which does not stop runs.", key=key)
+            return tr("The setting {key} takes effect after a restart, which does not stop runs.", key=key)
         zoom = self._settings.get(_ZOOM_SETTING, float)
         return tr(
             "A zoom of {percent:.0f} % takes effect after a restart, which does not stop runs.",

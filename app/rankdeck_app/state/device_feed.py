@@ -114,7 +114,9 @@ class DeviceFeed(QObject):
             # After a crash, the last line on stderr says more than the last notice.
             output = err.strip().splitlines()
             why = self._last_message if self._last_message and not output else (output[-1] if output else "")
-            message = phrase("The GPU monitor stopped. It restarts in {pause:.0f} s.", pause=self._pause_s)
+            message = phrase(
+                "The GPU monitor stopped. It will restart in {pause:.0f} s.", pause=self._pause_s
+            )
             notice = NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None)
             self.line_received.emit(notice)
         self._restart_timer.start(round(1e3 * self._pause_s))
@@ -162,7 +164,7 @@ class DeviceHistory:
                     series.append(now_s, math.nan)
 
     def throttled_series(self, uuid: str) -> Series:
-        """Return a series that is 1 while the clocks are throttled for a notable reason, and 0 otherwise."""
+        """Return a series that is 1 while `throttle_reasons` returns any reason, and 0 otherwise."""
         return self.series(uuid, THROTTLED)
 
     def _append(self, series: Series, metric: str, at_s: float, value: float) -> None:

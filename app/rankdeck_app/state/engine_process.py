@@ -249,7 +249,7 @@ class Launch(QObject):
             return
         problems, host = parse_problems(out), started_run.host
         why = problems[0].message if problems else err.strip() or str(exit_code)
-        text = tr("{name} runs on {host} but cannot be shown here: {why}", name=self.name, host=host, why=why)
+        text = tr("{name} started on {host} but cannot be shown: {why}", name=self.name, host=host, why=why)
         advice = tr(
             "Watch it in a terminal: rankdeck --host {host} watch {run}", host=host, run=started_run.run
         )

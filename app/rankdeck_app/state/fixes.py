@@ -188,7 +188,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         if needs_trust:
             self.status = tr(
                 "Planning fixes requires executing the run's own code, which is not trusted "
-                'yet. Choose "Resume" to trust it.'
+                'yet. "Resume" asks whether you trust it, and then resumes the run.'
             )
             self._emit_changed()
             return

@@ -177,7 +177,7 @@ class LiveRun(QObject, RunView):
             Problem(
                 code="dropped-events",
                 message=phrase(
-                    "{lines} event lines could not be written: {reason}.",
+                    "Event lines that could not be written: {lines} ({reason}).",
                     lines=dropped.lines,
                     reason=dropped.reason,
                 ),

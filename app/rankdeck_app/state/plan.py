@@ -107,7 +107,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def problem(self) -> str:
-        """Why there are no answers or no further ones; "" if there is no obstacle."""
+        """Why there are no answers, or no further answers; "" if there is no obstacle."""
         if self._draft.plan_config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:

@@ -79,16 +79,16 @@ class RunView:
         return None
 
     def predicted_bytes(self, device: DeviceState, *, is_driver_reading: bool = False) -> int | None:
-        """Return the memory predicted for `device`, to compare with `device_bytes`: that of the live tensors
-        in a sampled step.
+        """Return the memory predicted for the live tensors of `device` in a sampled step, to compare with
+        `device_bytes`.
 
-        If `is_driver_reading` is True or no step was sampled, return the predicted memory as the driver
-        counts it.
+        If `is_driver_reading` is True or no step was sampled, return all of the device's predicted
+        memory, as the driver would report it.
         """
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """Return the memory predicted for the run with the fix that is shown, to compare with
+        """Return the memory predicted for `device` with the fix that is shown, to compare with
         `device_bytes`."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 

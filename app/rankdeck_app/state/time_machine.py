@@ -121,8 +121,8 @@ class TimeMachine(QObject):
             self.go_to(self.bounds[0])
 
     def step_by(self, by: int) -> None:
-        """Move the viewed time by a number of steps, backwards if negative. If the present is viewed, a
-        positive number has no effect."""
+        """Move the viewed time by a number of training steps, backwards if negative. If the present is
+        viewed, a positive number has no effect."""
         bounds = self.bounds
         if bounds is None:
             return

@@ -2,7 +2,7 @@
 
 When the app starts, it opens the last opened folder if that still exists, else `~/Rankdeck`; a missing folder
 is created only when a run is launched. New runs go to the folder set by `--runs`, else by RANKDECK_RUNS, else
-by the setting runs.dir, and otherwise to `runs` in the opened folder.
+by the setting `runs.dir`, and otherwise to `runs` in the opened folder.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_an_ended_sampler_is_restarted_and_reported(
     feed.start()
     qtbot.waitUntil(lambda: sum(isinstance(item, DevicesLine) for item in arrived) >= 2, timeout=WAIT_MS)
     notices = [item for item in arrived if isinstance(item, NoticeLine)]
-    assert notices and notices[0].code == "restarted" and "It restarts in" in notices[0].message
+    assert notices and notices[0].code == "restarted" and "It will restart in" in notices[0].message
 
 
 def test_without_a_driver_the_sampler_stops_until_restarted(
@@ -134,7 +134,7 @@ def test_an_engine_that_fails_to_start_is_reported_and_retried(qtbot: QtBot, eng
     gpus = Gpus(engine)
     with qtbot.waitSignal(gpus.changed, timeout=WAIT_MS):
         gpus.start()
-    assert gpus.is_known and gpus.reason is not None and "It restarts in" in gpus.reason
+    assert gpus.is_known and gpus.reason is not None and "It will restart in" in gpus.reason
     gpus.close()
 
 

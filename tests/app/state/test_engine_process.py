@@ -116,6 +116,6 @@ def test_a_remote_run_without_a_copy_is_not_reported_as_failed(
         pass
     (problem,) = refused.args[0]
     assert problem.code == NOT_SHOWN_CODE
-    assert problem.message == "Mine runs on box1 but cannot be shown here: No space left here."
+    assert problem.message == "Mine started on box1 but cannot be shown: No space left here."
     assert problem.advice == "Watch it in a terminal: rankdeck --host box1 watch run"
     assert page.title_label.text() == "Mine is running elsewhere" and not page.status_label.text()
