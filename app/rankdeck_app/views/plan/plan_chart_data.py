@@ -70,7 +70,7 @@ class PlanBar:
 @dataclass(frozen=True)
 class PlanRowData:
     """A table row: one strategy with its options. If there is no prediction, `bars` is empty and `reason`
-    says why; `is_pending` is True while a result can still arrive. `verification` is an outcome of
+    explains why; `is_pending` is True while a result can still arrive. `verification` is an outcome of
     PlanVerification, "" if unknown."""
 
     key: tuple[str, str]
@@ -260,7 +260,7 @@ def bars(line: PlanLine) -> tuple[PlanBar, ...]:
 
 
 def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
-    """Return the bar of a group of equal devices, labelled 'GPU 0', or 'GPU 0 ×512' for 512 devices."""
+    """Return one bar for devices with the same memory; its label is 'GPU 0', or 'GPU 0 ×512' for 512."""
     device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
     label = f"{device_label(device)} {many}".rstrip()
     index = many or device_index(device)
