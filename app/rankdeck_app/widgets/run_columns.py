@@ -54,7 +54,7 @@ class RunColumn:
     key: str
     title: str
     width: int
-    """Usual maximum width in pixels; for the name column, the minimum width."""
+    """Maximum default width in pixels; for the name column, the minimum default width."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     group: Callable[[RunInfo], RunGroupKey] | None = None

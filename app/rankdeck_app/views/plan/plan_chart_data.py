@@ -297,8 +297,8 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """Return a tooltip with the verdict and its reason, the text `verified` of the verification, the notes,
-    and the fullest device's memory by kind."""
+    """Return a tooltip with the verdict and its reason, the notes, the fullest device's memory by kind, and
+    `verified`, the text of the verification's result."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)
