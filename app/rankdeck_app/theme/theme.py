@@ -50,8 +50,8 @@ def theme_label(name: str) -> str:
 
 
 def system_theme() -> str:
-    """Return the name of the built-in theme that matches the desktop's preference; by default, a dark
-    theme."""
+    """Return the name of the built-in theme that matches the desktop's colour scheme and contrast; the theme
+    is dark if the desktop has no preference."""
     hints = QGuiApplication.styleHints()
     wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
     shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"

@@ -333,7 +333,7 @@ class ProblemsView(QWidget):
             removed.hide()
             removed.deleteLater()
         self.empty_label.setVisible(not self.rows)
-        self.more_label.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
+        self.more_label.setText(tr("Not shown: {count} more.", count=len(entries) - MAX_ROWS))
         self.more_label.setVisible(len(entries) > MAX_ROWS)
         first = next((at for at, row in enumerate(self.rows) if self._is_of_other_run(row)), None)
         self.others_heading.setVisible(first is not None)

@@ -65,7 +65,7 @@ class StartingPage(Page):
         if cancelled:
             title = tr("{run} was cancelled", run=self._launch.name)
         elif problems[0].code == NOT_SHOWN_CODE:
-            title, state = tr("{run} is running elsewhere", run=self._launch.name), ""
+            title, state = tr("{run} is running on another host", run=self._launch.name), ""
         self.title_label.setText(title)
         self.status_label.setText(state)
         problem_texts = ((translate(problem.headline()), problem.advice) for problem in problems)

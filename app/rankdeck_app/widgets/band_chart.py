@@ -55,8 +55,8 @@ class BandChartData:
 
     `lead` is the index of the highlighted device; if `lead` is None, the first device is drawn as the line,
     even if another device uses a few bytes more. `x_range` is the visible range. If `is_live`, the last
-    values extend to now and ticks count back from now. An empty chart shows `empty_text` or, by default, a
-    text that it is waiting for the first sampled step.
+    values extend to now and ticks count back from now. An empty chart shows `empty_text`; if
+    `empty_text` is empty, it shows "waiting for the first sampled step".
     """
 
     labels: Sequence[str] = ()
@@ -311,8 +311,8 @@ class _LabelPlacement:
     def find_position(
         self, lower: float, upper: float, width_px: float, *, above: bool = False
     ) -> tuple[float, float] | None:
-        """Return the nearest free position to the line or band from `lower` to `upper`; None if no position
-        is free.
+        """Return the free position that is nearest to the line or band from `lower` to `upper`; None if no
+        position is free.
 
         Positions above the line or band are preferred if `above` is set, otherwise positions below it.
         """

@@ -105,8 +105,8 @@ def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
 
 
 def paint_tick(painter: QPainter, colors: ChartColors, bar: QRectF, share: float) -> None:
-    """Paint a prediction as a tick across the full height of the bar; the tick is visible on segments and on
-    the track."""
+    """Paint a prediction as a tick at `share` of the bar's width, across the full height of the bar; the tick
+    is visible on segments and on the track."""
     x = round(min(bar.right() - 1, bar.left() + bar.width() * share))
     painter.fillRect(QRectF(x - 1, bar.top() - 2, 3, bar.height() + 4), colors.card)
     painter.fillRect(QRectF(x, bar.top() - 2, 1, bar.height() + 4), colors.foreground)

@@ -85,7 +85,7 @@ class ChartColors:
         return tones.get(tone, self.foreground)
 
     def curve_colors(self, tone: str) -> tuple[QColor, QColor]:
-        """Return the (line, fill) colours of a curve with the given tone."""
+        """Return the (line, fill) colours of a curve with this tone."""
         return (self.lead, self.lead_fill) if tone == "hot" else (self.rest, self.rest_fill)
 
 
@@ -151,5 +151,5 @@ def gap_brushes(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
 
 
 def text_color_on(color: QColor) -> QColor:
-    """Return a readable text colour for a block of the given colour."""
+    """Return a readable text colour for a block of this colour."""
     return QColor("#101418") if luminance(color.name()) > 0.5 else QColor("#FFFFFF")

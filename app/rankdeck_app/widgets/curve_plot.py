@@ -87,7 +87,8 @@ class CurvePlot(ZoomPlot):
         digits: int | None = None,
         legend: tuple[str, str, str] | None = None,
     ) -> None:
-        """Replace the curves to draw."""
+        """Replace the curves to draw. Change `digits`, the number of decimals in the readout, and `legend`
+        only if they are not None."""
         before = self._series, self._digits, self._legend
         self._series = (raw, average, points)
         self._digits = self._digits if digits is None else digits
@@ -187,8 +188,8 @@ class CurvePlot(ZoomPlot):
         return 0.0, 1.015 * max(end, 2.0)
 
     def _smooth(self, first: float, last: float) -> tuple[Floats, NDArray[np.floating]]:
-        """Return (x, y) of the average line: the run's own average, or the user's smoothing of the raw
-        values."""
+        """Return (x, y) of the average line from step `first` to step `last`: the run's own average, or the
+        raw values with the smoothing that the user chose."""
         weight, max_points = self.style.smoothing, min(_AVERAGE_POINTS, self.max_points())
         if weight is None:
             window = self._series[1].window(first, last, max_points)

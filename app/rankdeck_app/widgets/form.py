@@ -216,7 +216,7 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class FormLine(QWidget):
-    """A label, its editor, and the text of a problem or warning below the editor. `trailing` holds widgets or
+    """A label, its editor, and the text of a problem or warning below the editor. `trailing` are widgets or
     layouts to the right of the editor."""
 
     def __init__(

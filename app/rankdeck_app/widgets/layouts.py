@@ -210,7 +210,7 @@ class FlowLayout(QLayout):
             item.setGeometry(item_rect.translated(rect.topLeft()))
 
     def _layout_items(self, width: int) -> tuple[list[QRect], int]:
-        """Return the rectangle of each item at the given width, and the total height."""
+        """Return the rectangle of each item in a layout of this width, and the total height."""
         rects, corner, bottom = list[QRect](), QPoint(0, 0), 0
         for item in self._items:
             size_hint = item.sizeHint()

@@ -160,7 +160,7 @@ def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int
 
 
 def dashed_pen(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
-    """Return a pen for lines that mark limits: one pixel wide, with the given dash pattern."""
+    """Return a pen for lines that mark limits: one pixel wide, with the dash pattern `pattern`."""
     pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
     pen.setDashPattern(list(pattern))
     return pen

@@ -54,7 +54,7 @@ class RunColumn:
     key: str
     title: str
     width: int
-    """Usual maximum width in pixels; for the name column, the minimum width."""
+    """Maximum default width in pixels; for the name column, the minimum default width."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     group: Callable[[RunInfo], RunGroupKey] | None = None
@@ -265,7 +265,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         _imbalance_value,
         group=_imbalance_group,
         is_number=True,
-        meaning=tr_noop("The fullest device relative to the median of the others"),
+        meaning=tr_noop("Memory of the fullest device relative to the median of the others"),
     ),
     _number_column(
         "samples_per_s",

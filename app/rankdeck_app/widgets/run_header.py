@@ -65,8 +65,8 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._on_resized)
 
     def _default_width(self, at: int) -> int:
-        """Return the default width of column `at`: enough for its content, up to the usual maximum, but
-        always enough for its title with the sort icon."""
+        """Return the default width of column `at`: enough for its content, up to a maximum, but always
+        enough for its title with the sort icon."""
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
         content_width = math.ceil(self._content_widths.get(at, column.width))
         if at == NAME_COLUMN:

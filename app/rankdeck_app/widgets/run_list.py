@@ -101,7 +101,8 @@ def _strategy_phrase(strategy: str) -> str:
 
 
 def format_time_ago(then_s: float, now_s: float | None = None) -> str:
-    """Return 'now', '5 min ago', '14:02', 'yesterday 14:02', '3 Jan 14:02' or '3 Jan 2024'."""
+    """Format a time in the past; the result is like one of 'now', '5 min ago', '14:02', 'yesterday 14:02',
+    '3 Jan 14:02' and '3 Jan 2024'."""
     now_s = time.time() if now_s is None else now_s
     if now_s - then_s < 60:
         return phrase("now")
@@ -120,7 +121,7 @@ def format_time_ago(then_s: float, now_s: float | None = None) -> str:
 
 
 def devices_text(info: RunInfo) -> str:
-    """Return '4 virtual' or '2 GPUs'; empty if unknown."""
+    """Return the number and kind of devices, such as '4 virtual' or '2 GPUs'; empty if unknown."""
     count = info.num_devices
     if count is None:
         return ""

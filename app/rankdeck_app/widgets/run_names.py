@@ -42,6 +42,7 @@ class NameShortener:
 
 
 def _list_prefixes(name: str) -> list[str]:
-    """Return ['MLP · ', 'MLP · Single · '] for 'MLP · Single · seed 5'."""
+    """Return every prefix of a name that ends with a separator: for 'MLP · Single · seed 5', return
+    ['MLP · ', 'MLP · Single · ']."""
     parts = name.split(_SEPARATOR)
     return [_SEPARATOR.join(parts[:count]) + _SEPARATOR for count in range(1, len(parts))]

@@ -344,12 +344,14 @@ def _line_text(mark: StepMark, line: Transfer, labels: tuple[str, ...]) -> str:
         return f"{what} · {labels[line.source]} → {labels[line.target]} · {size}"
     n = len(line.group)
     members = ", ".join(labels[device_index] for device_index in line.group)
-    among = tr("among all {n}", n=n) if n == len(labels) else tr("among {devices}", devices=members)
-    sent = tr("{size} sent by each", size=size)
+    among = tr("among all {n} devices", n=n) if n == len(labels) else tr("among {devices}", devices=members)
+    sent = tr("{size} sent by each device", size=size)
     if line.name in _RING_FORMULAS and mark.num_bytes and n > 1:
         ring, share = _RING_FORMULAS[line.name]
         formula = ring.format(format_bytes(round(mark.num_bytes / share(n))))
-        sent = tr("{size} sent by each over a ring: {formula}, n = {n}", size=size, formula=formula, n=n)
+        sent = tr(
+            "{size} sent by each device over a ring: {formula}, n = {n}", size=size, formula=formula, n=n
+        )
     return " · ".join((what, among, sent))
 
 

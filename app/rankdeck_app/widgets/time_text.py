@@ -16,7 +16,7 @@ _AGES = (
 
 
 def ago_label(seconds: float) -> str:
-    """Return '-40 s', '-5 min' or 'now'."""
+    """Format a time relative to now, such as '-40 s' or '-5 min'; return 'now' for 0."""
     if abs(seconds) < 1e-6:
         return tr("now")
     for min_s, unit in ((7200, "h"), (120, "min")):
@@ -42,7 +42,8 @@ def time_label(seconds: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return '2 s ago' or '5 min ago', in whole units, so that it is readable while it changes."""
+    """Format an age, such as '2 s ago' or '5 min ago', in whole units, so that it is readable while it
+    changes."""
     if seconds < 1:
         return tr("just now")
     for least_s, template in _AGES:
@@ -52,5 +53,5 @@ def age_text(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return '12 s' or '1:05'."""
+    """Format a duration, such as '12 s' or '1:05'."""
     return format_duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

@@ -274,7 +274,7 @@ class DeviceTracks(Chart[DeviceTracksData]):
 
 
 def span_text(seconds: float) -> str:
-    """Return '60 s', '10 min', '1 h' or '2.5 h'."""
+    """Format the length of a time range, such as '60 s', '10 min', '1 h' or '2.5 h'."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 3600:

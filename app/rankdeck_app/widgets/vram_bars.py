@@ -373,7 +373,8 @@ def _row_rect(box: QRectF, columns: _BarLayout, left: float, right: float) -> QR
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
-    """Return 'predicted 241.8 MiB (+0.3 %)'; the percentage is the error relative to the measurement."""
+    """Return a text such as 'predicted 241.8 MiB (+0.3 %)'; the percentage is the prediction's error relative
+    to the measurement."""
     size = format_bytes(predicted_bytes)
     if not measured_bytes:
         return tr("predicted {size}", size=size)

@@ -118,4 +118,4 @@ def test_a_remote_run_without_a_copy_is_not_reported_as_failed(
     assert problem.code == NOT_SHOWN_CODE
     assert problem.message == "Mine started on box1 but cannot be shown: No space left here."
     assert problem.advice == "Watch it in a terminal: rankdeck --host box1 watch run"
-    assert page.title_label.text() == "Mine is running elsewhere" and not page.status_label.text()
+    assert page.title_label.text() == "Mine is running on another host" and not page.status_label.text()

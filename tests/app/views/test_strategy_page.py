@@ -124,7 +124,7 @@ def test_the_hovered_block_is_described_below_the_drawing(qtbot: QtBot, app: App
         and "show bytes, not time" in page.hint_label.text()
     )
     qtbot.keyClick(page.drawing, Qt.Key.Key_End)
-    assert page.hint_label.text().startswith("all-reduce · among all 2 · 1.0 MiB sent by each")
+    assert page.hint_label.text().startswith("all-reduce · among all 2 devices · 1.0 MiB sent by each")
     assert "DDP sends: Per rank and step" in page.hint_label.text()
 
 

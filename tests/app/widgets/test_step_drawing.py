@@ -76,7 +76,8 @@ def test_the_tooltip_has_bytes_devices_and_formula(chart: StepDrawing) -> None:
     layout = chart.get_layout()
     (collective,), (arrow,) = layout.collectives, layout.arrows
     assert tooltip_of(chart, collective) == (
-        "all-reduce · among all 2 · 3.0 MiB sent by each over a ring: 2(n-1)/n x 3.0 MiB, n = 2\n"
+        "all-reduce · among all 2 devices · "
+        "3.0 MiB sent by each device over a ring: 2(n-1)/n x 3.0 MiB, n = 2\n"
         "It sends what it sends."
     )
     assert tooltip_of(chart, arrow) == "send · Virtual 0 → Virtual 1 · 1.0 MiB\nIt sends what it sends."
@@ -108,7 +109,7 @@ def test_arrow_keys_move_between_marks_and_devices(qtbot: QtBot, chart: StepDraw
     for key in (Qt.Key.Key_Right, Qt.Key.Key_Right, Qt.Key.Key_Right, Qt.Key.Key_Down, Qt.Key.Key_End):
         qtbot.keyClick(chart, key)
     starts = [" · ".join(text.split("\n")[0].split(" · ")[:2]) for text in texts]
-    assert starts[:3] == ["Virtual 0 · forward", "Virtual 0 · backward", "all-reduce · among all 2"]
+    assert starts[:3] == ["Virtual 0 · forward", "Virtual 0 · backward", "all-reduce · among all 2 devices"]
     assert starts[-1] == "Virtual 1 · step"
     assert chart.accessibleDescription() == texts[-1]
     qtbot.keyClick(chart, Qt.Key.Key_Escape)

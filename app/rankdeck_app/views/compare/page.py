@@ -118,7 +118,7 @@ class ComparePage(Page):
         }
 
     def _csv_rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
-        """Return a function that applies `of` to the current comparison when the export runs."""
+        """Return a function that applies `of` to the comparison that is current when the export calls it."""
         return lambda: of(self.comparing.comparison)
 
     def _make_scroll_area(self) -> QScrollArea:

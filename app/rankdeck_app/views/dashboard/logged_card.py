@@ -55,8 +55,8 @@ class LoggedCard(ChartCard):
         return bool(self.curves.selected)
 
     def refresh_if_due(self, pending: RunChange) -> bool:
-        """Refresh at most twice a second, as there may be hundreds of curves. Return whether the card was
-        refreshed."""
+        """Refresh the card if `pending` or an earlier call reported changes that it does not show yet, but at
+        most twice a second, as there may be hundreds of curves. Return whether the card was refreshed."""
         now = time.monotonic()
         self._has_changes = self._has_changes or bool(pending & (RunChange.METRICS | RunChange.STATE))
         if not self._has_changes or now - self._refreshed_s < _REFRESH_INTERVAL_S:

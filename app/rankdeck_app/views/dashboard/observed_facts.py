@@ -92,11 +92,11 @@ def _model(run: RunView, observed: events.Observed) -> Fact | None:
     texts = [word for word in candidates if word]
     more = [observed.model, observed.optimizer]
     more += [
-        tr("other optimizer {optimizer}: {count} steps", optimizer=name, count=count)
+        tr("steps of the other optimizer {optimizer}: {count}", optimizer=name, count=count)
         for name, count in observed.other_optimizers.items()
     ]
     if observed.skipped:
-        more.append(tr("{count} steps skipped by the gradient scaler", count=observed.skipped))
+        more.append(tr("steps skipped by the gradient scaler: {count}", count=observed.skipped))
     tooltip = "\n".join(filter(None, more))
     return Fact("layers", tr("Model"), " · ".join(texts), tooltip) if texts else None
 
@@ -114,7 +114,7 @@ def _workload(run: RunView, observed: events.Observed) -> Fact | None:
     if observed.num_samples is not None:
         more.append(tr("{count} samples", count=format_count(observed.num_samples)))
     if observed.loader_workers is not None:
-        more.append(tr("{count} loader workers", count=observed.loader_workers))
+        more.append(tr("loader workers: {count}", count=observed.loader_workers))
     for rank, totals in run.state.script.collectives.items():
         calls = ", ".join(f"{name} {count}" for name, count in totals.calls.items())
         more.append(tr("rank {rank} called {calls}", rank=rank, calls=calls))

@@ -249,7 +249,8 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Mark the cards that show the age of their data as changed, once a second, even without new data."""
+        """Once a second, request a repaint of the cards that show the age of their data, even if there is no
+        new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second

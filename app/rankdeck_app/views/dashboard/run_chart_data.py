@@ -123,7 +123,7 @@ def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
     when, short = _measured_step_text(run)
     of_all = when
     if run.capacity_bytes is not None:
-        of_all = tr("{moment}, of {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
+        of_all = tr("{moment}; capacity {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
     texts = (
         *_with_age(
             ("; ".join(filter(None, (of_all, _prediction_text(data)))), of_all, when), memory_age(run)

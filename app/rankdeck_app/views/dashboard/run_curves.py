@@ -123,5 +123,5 @@ def logged_metrics_subtitle(run: RunView) -> str:
     cut = run.state.script.num_cut_names
     texts = [tr("through {libraries}", libraries=", ".join(through))] if through else []
     if cut:
-        texts.append(tr("{count} more metrics were dropped", count=format_count(cut)))
+        texts.append(tr("further metrics dropped: {count}", count=format_count(cut)))
     return "; ".join(texts)

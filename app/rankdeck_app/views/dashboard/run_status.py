@@ -124,7 +124,7 @@ def _live_headline(run: RunView) -> Headline | None:
     if run.step is not None or run.has_no_steps:
         return None
     if run.is_planned is False:
-        return "info", tr("Running; no optimizer step has been observed yet."), tr("Its output is below.")
+        return "info", tr("Running; no optimizer step has been observed yet."), tr("The output is below.")
     return "info", tr("Starting ranks…"), _starting_text(run)
 
 
@@ -135,7 +135,7 @@ def _no_steps_headline(run: RunView) -> Headline:
         if run.state.script.ranks
         else tr("Completed; no optimizer step was observed.")
     )
-    return "info", unseen, tr("Its output is below.")
+    return "info", unseen, tr("The output is below.")
 
 
 def _message_with_rank(problem: Problem) -> str:

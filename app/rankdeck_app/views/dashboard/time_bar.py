@@ -75,7 +75,7 @@ def time_travel_headline(run: LiveRun) -> Headline:
             tr("The current state is shown until loading finishes.")
             if past is None
             else tr(
-                "Until loading finishes, the page shows the state {time} after the start.",
+                "Until loading finishes, the page shows the run as it was {time} after its start.",
                 time=format_duration(past.now - start),
             )
         )

@@ -116,7 +116,7 @@ def bars_subtitle(data: VramBarsData) -> tuple[str, ...]:
         return ("",)
     if not data.capacity_bytes:
         return tr("now"), tr("now")
-    return tr("now, of {size}", size=format_bytes(data.capacity_bytes, 0)), tr("now")
+    return tr("now; capacity {size}", size=format_bytes(data.capacity_bytes, 0)), tr("now")
 
 
 def band(gpus: Gpus, span_s: float) -> BandChartData:

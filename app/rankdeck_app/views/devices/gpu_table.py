@@ -141,7 +141,8 @@ def throttle_text(gpus: Gpus, uuid: str) -> tuple[str, str]:
 
 
 def errors_text(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
-    """Return (the XID errors since monitoring started and the number of uncorrected memory errors, tone)."""
+    """Return (text, tone). The text lists the XID errors since monitoring started and the number of
+    uncorrected memory errors."""
     xids = [
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
     ]

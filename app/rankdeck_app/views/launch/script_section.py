@@ -27,8 +27,8 @@ NO_ENTRY = tr_noop("none")
 _MAX_VARIABLE_LINES = 3
 _OBSERVE_LEVELS = {
     "light": tr_noop("steps, loss, learning rate and memory; less than 0.2 ms per step"),
-    "full": tr_noop("light, plus every tensor of some later steps"),
-    "check": tr_noop("full, plus every check at every step; this slows the script down"),
+    "full": tr_noop("same as light, plus the memory of every tensor in a few later steps"),
+    "check": tr_noop("same as full, plus every check at every step; this slows the script down"),
     "none": tr_noop("no code is injected into the script; only its output and GPUs are observed"),
 }
 

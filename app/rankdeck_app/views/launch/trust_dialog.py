@@ -35,7 +35,7 @@ class TrustDialog(QDialog):
             "do on this machine. Your answer applies to each listed folder and everything "
             "below it."
         )
-        remembered = tr("Remember this folder and launch")
+        remembered = tr("Remember the answer and launch")
         self.accept_button = push_button(
             tr("Yes, I trust the authors"), remembered, self.accept, kind="primary"
         )

@@ -70,7 +70,7 @@ class PlanBar:
 @dataclass(frozen=True)
 class PlanRowData:
     """A table row: one strategy with its options. If there is no prediction, `bars` is empty and `reason`
-    says why; `is_pending` is True while a result can still arrive. `verification` is an outcome of
+    explains why; `is_pending` is True while a result can still arrive. `verification` is an outcome of
     PlanVerification, "" if unknown."""
 
     key: tuple[str, str]
@@ -260,7 +260,7 @@ def bars(line: PlanLine) -> tuple[PlanBar, ...]:
 
 
 def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
-    """Return the bar of a group of equal devices, labelled 'GPU 0', or 'GPU 0 ×512' for 512 devices."""
+    """Return one bar for devices with the same memory; its label is 'GPU 0', or 'GPU 0 ×512' for 512."""
     device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
     label = f"{device_label(device)} {many}".rstrip()
     index = many or device_index(device)
@@ -297,8 +297,8 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """Return a tooltip with the verdict and its reason, the text `verified` of the verification, the notes,
-    and the fullest device's memory by kind."""
+    """Return a tooltip with the verdict and its reason, the notes, the fullest device's memory by kind, and
+    `verified`, the text of the verification's result."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)

@@ -164,7 +164,7 @@ def _status_text(entry: RaceEntry) -> tuple[str, str]:
 
 
 def _loss_verdict(entry: RaceEntry) -> tuple[str, str, str, str]:
-    """Return (icon, text, note, tone) that say whether the entry's losses agree with the reference's."""
+    """Return (icon, text, note, tone) that show whether the entry's losses agree with the reference's."""
     agreement = entry.agreement
     if agreement is None:
         return "", "", "", "muted"
