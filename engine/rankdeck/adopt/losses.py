@@ -103,7 +103,7 @@ def _unscaled(node: ast.expr) -> ast.expr | None:
 
 def _elementwise_kind(node: ast.expr) -> str | None:
     """Return _SQUARED for squares of a difference, such as (a - b) ** 2, and _ABSOLUTE for absolute values of
-    one, such as torch.abs(a - b); None for any other node."""
+    a difference, such as torch.abs(a - b); None for any other node."""
     exponent: ast.expr | None = None
     kind: str | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):

@@ -108,8 +108,8 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
 
 
 def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
-    """Return the devices that the ranks used, in the format of devices.use. `one_process` is whether the
-    strategy drives all devices from a single process."""
+    """Return the devices that the ranks used, in the format of the option `devices.use`. `one_process` is
+    whether the strategy drives all devices from a single process."""
     typed = observation.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)

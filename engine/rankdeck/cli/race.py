@@ -79,7 +79,7 @@ def race(
     """Train a few steps under every strategy that fits.
 
     Runs one strategy after another on the same devices from the same seed, measures time and memory, and
-    compares the losses. Exits with 0 if all strategies completed and agree, or differ for a known reason.
+    compares losses. Exits with 0 if all strategies completed, and losses agree or differ for a known reason.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     if detach:
@@ -197,7 +197,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
         ),
         code="nothing-fits",
         advice=phrase(
-            "To see what to change, use: rankdeck plan. A strategy given with --only is tried "
+            "To see what to change, use: rankdeck plan. A strategy named with --only is tried "
             "even if its memory cannot be predicted."
         ),
     )

@@ -164,7 +164,7 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
             ),
             path=option,
             advice=phrase(
-                "Move the code and everything that it needs to a file, and refer to it as "
+                "Move the code, with everything that it needs, to a file, and refer to it as "
                 '"path/to/file.py:{name}".',
                 name=name,
             ),
