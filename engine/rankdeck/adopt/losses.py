@@ -201,7 +201,7 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
     ]
     if changed:
         note = (
-            f"{origin.location} computes {use} with {', '.join(changed)}, which {use} here does not support."
+            f"{origin.location} computes {use} with {', '.join(changed)}, which {use} does not support here."
         )
         sums = _SUM_NOTES if any(setting.endswith("'sum'") for setting in changed) else []
         return Finding(notes=[note, *sums, *_loss_stub(origin.text, _batch_expression(origin, call))])

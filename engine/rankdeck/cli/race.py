@@ -137,7 +137,7 @@ def _plan_race(
         check_output_file(expand_home(save))
     if save is not None and not target.like_cuda:
         raise ConfigError(
-            phrase("The option --save needs GPUs: speed on virtual devices says nothing about GPUs."),
+            phrase("The option --save needs GPUs: speed on virtual devices does not predict speed on GPUs."),
             code="rehearsal",
             path="devices.use",
             advice=phrase("Leave --save out, or race on GPUs: --devices gpu:all."),

@@ -152,7 +152,7 @@ class MlpArgs(Options):
     hidden: list[Positive] = [256, 256]
     """Widths of the hidden layers."""
     classes: Positive | None = Field(None, examples=[10])
-    """By default taken from the data."""
+    """Number of classes. By default, taken from the data."""
     dropout: Fraction = 0.0
     """Probability of dropping an activation."""
 
@@ -167,7 +167,7 @@ class GptArgs(Options):
     context: Positive = 128
     """Maximum sequence length in tokens."""
     vocabulary: Positive | None = Field(None, examples=[256])
-    """By default taken from the data."""
+    """Size of the vocabulary. By default, taken from the data."""
     tied: bool = False
     """Share the weights of the embedding with the output layer."""
     dropout: Fraction = 0.0
@@ -178,7 +178,7 @@ class ResnetArgs(Options):
     depth: Literal[18, 34, 50, 101] = 18
     """Number of layers."""
     classes: Positive | None = Field(None, examples=[10])
-    """By default taken from the data."""
+    """Number of classes. By default, taken from the data."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers. imagenet: a 7x7 convolution and a pooling layer. small: a 3x3 convolution, for small
     images."""
@@ -190,7 +190,7 @@ class TextArgs(Options):
     vocabulary: Annotated[int, Field(ge=256, le=65536)] = 256
     """Size of the vocabulary. 256: one token per byte. More: a BPE vocabulary of that size."""
     context: Positive | None = Field(None, examples=[128])
-    """Tokens per sample. By default taken from the model."""
+    """Tokens per sample. By default, taken from the model."""
 
 
 class ImagesArgs(Options):
@@ -204,7 +204,7 @@ class SyntheticArgs(Options):
     samples: Positive = 4096
     """Number of training samples."""
     classes: Positive | None = Field(None, examples=[10])
-    """Number of classes. By default taken from the model."""
+    """Number of classes. By default, taken from the model."""
     masked: Fraction = 0.0
     """Fraction of targets that are masked (-100)."""
 
