@@ -90,7 +90,7 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--save", "w.toml"], 2, "speed on virtual devices says nothing about GPUs"),
+        (["--save", "w.toml"], 2, "speed on virtual devices does not predict speed on GPUs"),
         (["--only", "dpp"], 2, 'Did you mean "dp"?'),
         (["--only", "hybrid"], 2, "no suitable options for hybrid on 2 virtual devices"),
         (["--detach", "--only", "hybrid"], 2, "no suitable options for hybrid"),

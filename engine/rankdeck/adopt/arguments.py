@@ -74,7 +74,7 @@ class ScriptValues:
         return UNKNOWN
 
     def _evaluate_member(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
-        """Evaluate `config["width"]`, `config.width`, or `args.width`, where `args` has parsed options."""
+        """Evaluate `config["width"]`, `config.width`, or `args.width`, where `args` has the parsed values."""
         is_entry = isinstance(node, ast.Subscript)
         key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
         name = key.value if isinstance(key, ast.Constant) else None

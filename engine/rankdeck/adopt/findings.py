@@ -235,7 +235,7 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return a reference to the callable that returns the dataset, or a pair whose first item is the
+    """Return a reference to the callable that returns either the dataset or a pair whose first item is the
     dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):

@@ -103,7 +103,7 @@ def _unscaled(node: ast.expr) -> ast.expr | None:
 
 def _elementwise_kind(node: ast.expr) -> str | None:
     """Return _SQUARED for squares of a difference, such as (a - b) ** 2, and _ABSOLUTE for absolute values of
-    one, such as torch.abs(a - b); None for any other node."""
+    a difference, such as torch.abs(a - b); None for any other node."""
     exponent: ast.expr | None = None
     kind: str | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -201,7 +201,7 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
     ]
     if changed:
         note = (
-            f"{origin.location} computes {use} with {', '.join(changed)}, which {use} here does not support."
+            f"{origin.location} computes {use} with {', '.join(changed)}, which {use} does not support here."
         )
         sums = _SUM_NOTES if any(setting.endswith("'sum'") for setting in changed) else []
         return Finding(notes=[note, *sums, *_loss_stub(origin.text, _batch_expression(origin, call))])

@@ -88,8 +88,8 @@ class Namer:
         return Finding(
             notes=[
                 f"Created in {origin.location}: {origin.text}",
-                f"Importing {source.path.name} may start training ({source.location(trains)}), so nothing "
-                "in it can be named here.",
+                f"Importing {source.path.name} may start training ({source.location(trains)}), so a "
+                "configuration cannot refer to anything in it.",
                 f"Put the training below `{guard}`, or move {name} to another file and write "
                 f'"that_file.py:{name}".',
             ]

@@ -98,18 +98,19 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
     kind = str(options.get("sharding_strategy", ""))
     if "NO_SHARD" in kind:
         finding.value = "ddp"
-        finding.notes.append("Its sharding_strategy is NO_SHARD: every rank has all weights, as under ddp.")
+        finding.notes.append("Its sharding_strategy is NO_SHARD: every rank has all weights, as with ddp.")
     elif "SHARD_GRAD_OP" in kind or options.get("reshard_after_forward") is False:
         finding.args = {"reshard": False}
     elif "HYBRID" in kind:
         finding.notes.append(
-            'Its sharding_strategy is hybrid. To match it, set strategy.use = "hybrid", with data and shard.'
+            'Its sharding_strategy is hybrid. To match it, set strategy.use = "hybrid", with sizes for the '
+            "options data and shard."
         )
 
 
 def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
-    """Return the devices that the ranks used, in the format of devices.use. `one_process` is whether the
-    strategy drives all devices from a single process."""
+    """Return the devices that the ranks used, in the format of the option `devices.use`. `one_process` is
+    whether the strategy drives all devices from a single process."""
     typed = observation.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)

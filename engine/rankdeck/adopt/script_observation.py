@@ -175,7 +175,7 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}
     if others:
         turns = [
-            phrase("{optimizer} ({steps} steps)", optimizer=name, steps=steps)
+            phrase("{optimizer} (steps: {steps})", optimizer=name, steps=steps)
             for name, steps in [(leading, observation.steps), *others.items()]
         ]
         raise NotAdoptableError(

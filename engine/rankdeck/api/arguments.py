@@ -35,7 +35,8 @@ _RANK_WORDS = ("gpu", "cpu", "auto")
 def translate_errors() -> Iterator[None]:
     """Reword errors raised inside the block in terms of Python arguments.
 
-    An error's other problems, with their advice, become notes, which a traceback prints below the message.
+    The problems' advice, and all problems other than the error's message, become notes. A traceback prints
+    them below the message.
     """
     try:
         yield
@@ -83,7 +84,7 @@ def _file_advice(value: Any) -> str:
     """Return advice on how to pass a function, class or object to the ranks through a file."""
     name = getattr(value, "__name__", "make")
     template = tr_noop(
-        "Move the definition and everything that it needs to a file, and refer to it as "
+        "Move the definition, with everything that it needs, to a file, and refer to it as "
         '"mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
     )
     if not hasattr(value, "__name__"):

@@ -195,7 +195,7 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of the check, before the first step, that the run gives the same results as a single device.
+        """Result of checking, before the first step, that the run gives the same results as a single device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
         no check.

@@ -90,12 +90,12 @@ def run(
 ) -> Run:
     """Run an unchanged training script with its own arguments; its output goes to the run's logs.
 
-    `ranks` is the number of processes (or gpu, cpu or auto), as for torchrun. `devices` is text such as
+    `ranks` is the number of processes (or gpu, cpu or auto), as in torchrun. `devices` is text such as
     "gpu:0,2" or "cpu:2". `python` is an interpreter or an environment's folder; the default is the
     interpreter that `rankdeck run` would use. `env` maps environment variables to their values. `observe` is
     none, light, full or check. If `plain` is True, start a single process like the python command, without
-    torchrun's variables. If `module` is True, `script` is a module, as for python -m. `wait` and `progress`
-    are as for `train`.
+    torchrun's variables. If `module` is True, `script` is a module, as with python -m. `wait` and `progress`
+    work as in `train`.
 
     Raises:
         RankdeckError: the script cannot be run.

@@ -32,7 +32,7 @@ _OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)
 
 
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
-    """Return whether an option, key or variable with this name holds a secret: hf_token, --password, API_KEY.
+    """Return whether the name of an option, key or variable is that of a secret: --password or API_KEY.
 
     If `any_key` is True, every name that ends in "key" counts as secret.
     """

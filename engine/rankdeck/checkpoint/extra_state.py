@@ -74,7 +74,7 @@ class ExtraState:
         )
 
     def _is_large_and_new(self, name: str, value: Tensor) -> bool:
-        """Check whether an entry is a large attribute that is new or has a new shape: probably an activation
+        """Return whether an entry is a large attribute that is new or has a new shape: probably an activation
         that the module's forward method stored for inspection."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
@@ -187,8 +187,8 @@ def _versions(value: object, depth: int = 3) -> Any:
 
 
 def _contains_weights(value: object, depth: int = 3) -> bool:
-    """Check whether a container has weights as values or keys: loading the container would replace them with
-    other objects."""
+    """Return whether a container has weights as values or keys: loading the container would replace them
+    with other objects."""
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value

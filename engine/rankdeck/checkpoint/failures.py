@@ -14,8 +14,8 @@ _MAX_TEXT_LENGTH = 300
 class SaveFailure:
     """Reason why a checkpoint could not be written.
 
-    The cause is the disk (`is_disk`) or state that the model or the optimizer keeps (`is_state`). If neither
-    is set, the cause is a tensor of a kind that no file can store.
+    The cause is the disk (`is_disk`) or state of the model or the optimizer (`is_state`). If neither is set,
+    the cause is a tensor that no file can store.
     """
 
     reason: str

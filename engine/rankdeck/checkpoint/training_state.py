@@ -77,7 +77,7 @@ def capture_state(state: TrainingState) -> RankSnapshot:
     """Collect this rank's state for a checkpoint.
 
     Raises:
-        CheckpointError: the model or the optimizer keeps state that no file can hold.
+        CheckpointError: the model or the optimizer has state that no file can store.
     """
     tensors = {f"model.{name}": tensor for name, tensor in split_state_dict(state.module)[0].items()}
     per_rank, values, lost = state.extra_state.changed_entries()
@@ -124,7 +124,7 @@ def module_extra_state(
 ) -> tuple[dict[str, object], dict[str, object]]:
     """Return the extra state of the modules that this rank runs, and of those that other ranks run.
 
-    Raises: CheckpointError for extra state that no file can hold.
+    Raises: CheckpointError for extra state that no file can store.
     """
     everything = {
         _EXTRA_PREFIX + name: _to_json(value, _MODEL_TEXT, name)
@@ -187,8 +187,8 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a one-element tensor for each tensor, with its dtype and layout; these alone determine whether a
-    file can store a tensor."""
+    """Return, for each tensor, a one-element tensor with the same dtype and layout. Nothing else determines
+    whether a file can store the tensor."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }

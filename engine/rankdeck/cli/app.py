@@ -199,7 +199,7 @@ def _invoke(argv: Sequence[str]) -> int:
 
 
 def _is_install_help(arguments: Sequence[str]) -> bool:
-    """Check whether the arguments ask for help on `install`.
+    """Return whether the arguments ask for help on `install`.
 
     That help is printed locally, because the host may lack rankdeck.
     """

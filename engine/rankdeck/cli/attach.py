@@ -130,7 +130,7 @@ def stacks(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show the line of code that every rank executes.
+    """Show the line of code that each rank is executing.
 
     Prints the line of your own code first, and the collective that the rank is waiting in. For a script, also
     prints a line for each loader worker and each other Python process.
@@ -300,7 +300,10 @@ def label(
 
 def copy(
     path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="With --host, a run on that host; otherwise a local copy.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="With --host, a run on that host; otherwise, a local copy to update."
+        ),
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Keep copying until the run has ended.")] = False,
     as_json: AsJson = False,
@@ -316,7 +319,7 @@ def copy(
         raise ConfigError(
             phrase("{path} is not a copy of another host's run.", path=path),
             code="no-copy",
-            advice=phrase("For example: rankdeck --host NAME copy last"),
+            advice=phrase("To copy a run from another host, use for example: rankdeck --host NAME copy last"),
         )
     return remote_command.copy_run(origin.host, origin.path, follow=follow, as_json=as_json)
 

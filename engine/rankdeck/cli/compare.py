@@ -38,7 +38,7 @@ def compare(
         str | None,
         typer.Option(metavar="RUN", help="Run to compare with. Default: the first run."),
     ] = None,
-    by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
+    by: Annotated[LossAxis, typer.Option(help="X axis of the loss curves.")] = LossAxis.STEP,
     page: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one HTML page instead; - is stdout."),
@@ -84,7 +84,7 @@ def report(
         Path,
         typer.Option("--html", metavar="FILE", help="File to write, overwritten if it exists; - is stdout."),
     ],
-    by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
+    by: Annotated[LossAxis, typer.Option(help="X axis of the loss curves.")] = LossAxis.STEP,
     plan: Annotated[
         bool, typer.Option(help="Plan fixes if the run ran out of memory and has none yet.")
     ] = True,

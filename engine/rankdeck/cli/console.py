@@ -132,7 +132,7 @@ STDOUT = Path("-")
 
 
 def is_stdout(file: Path, *, as_json: bool) -> bool:
-    """Check whether the file is stdout.
+    """Return whether the file is stdout.
 
     Raises:
         ConfigError: both the file and the --json output would be written to stdout.

@@ -97,8 +97,8 @@ def _follow_json(options: Sequence[str]) -> int:
 def _silence_lines(
     registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float
 ) -> list[AnySamplerLine]:
-    """Return the lines to write while the sampler is silent: stale readings and, the first time in each
-    silence, a notice before them.
+    """Return the lines to write while the sampler is silent: stale readings, after a notice at
+    the start of each silence.
 
     `heard_s` is the time of the sampler's last line, `written_s` the time at which a line was last written.
     """

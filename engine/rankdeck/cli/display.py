@@ -27,7 +27,7 @@ class Display:
     """Base display, active from `open` to `close`. It shows nothing and is used for `train --json`."""
 
     age_s: float | None = None
-    """Age of the shown state, if it comes from a host that does not answer."""
+    """Age of the shown state, if it comes from a host that is not answering."""
 
     def open(self) -> None:
         pass

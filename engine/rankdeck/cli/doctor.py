@@ -30,7 +30,9 @@ _VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
 CheckNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CHECK]...", help="Checks to run, such as gloo hostname. Default: all.", show_default=False
+        metavar="[CHECK]...",
+        help="Checks to run, separated by spaces, as in: gloo hostname. Default: all.",
+        show_default=False,
     ),
 ]
 Python = Annotated[
@@ -46,7 +48,7 @@ Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs.
 HostNames = Annotated[
     str | None,
     typer.Option(
-        "--hosts", metavar="NAMES", help="Check these hosts together, such as box1,box2.", show_default=False
+        "--hosts", metavar="NAMES", help="Check these hosts together, as in box1,box2.", show_default=False
     ),
 ]
 

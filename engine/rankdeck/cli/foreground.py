@@ -167,7 +167,7 @@ class _StdoutReaders:
         self._bytes_at_close: int | None = None
 
     def has_written_since_close(self) -> bool:
-        """Check whether the script has written output since the last reader went away."""
+        """Return whether the script has written output since the last reader went away."""
         if self._bytes_at_close is None:
             if any(event & select.POLLERR for _, event in self._poll.poll(0)):
                 self._bytes_at_close = self._log_bytes()

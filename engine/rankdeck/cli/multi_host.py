@@ -77,7 +77,7 @@ def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
     """Check that these hosts can train together in one run, and print warnings. `address` is the
-    coordinator's, and `code` is the folder of user code that the hosts will run.
+    coordinator's address, and `code` is the folder of user code that the hosts will run.
 
     Raises:
         ConfigError: there is only one host.

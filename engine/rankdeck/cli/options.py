@@ -24,13 +24,13 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as in --set train.steps=50."),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Return once the run has started, and leave it running.")
+    bool, typer.Option("--detach", help="Return after the start, and leave the run or race running.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems as JSON.")]
 
 
 def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[ConfigChanges]) -> RunConfig:
-    """Load the configuration that `text`, the argument CONFIG of a command, names.
+    """Load the configuration named by `text`, the CONFIG argument of a command.
 
     A preset's relative paths are resolved against the current folder. For `to_plan`, see
     config.loading.from_text.
@@ -83,14 +83,14 @@ def _sibling_configs(path: Path) -> list[str]:
 
 
 def is_script_run(run: RunDir) -> bool:
-    """Check whether a run's files show that it is the run of a user's script."""
+    """Return whether a run's files show that it is the run of a user's script."""
     from rankdeck.run.problems import read_script_config
 
     return read_script_config(run) is not None
 
 
 def find_run(text: str) -> RunDir:
-    """Return the run that `text`, the argument RUN of a command, names.
+    """Return the run named by `text`, the RUN argument of a command.
 
     Raises:
         RunNotFoundError: no run or more than one run matches, or RUN names a race.

@@ -37,12 +37,10 @@ def plan(
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            help='Devices as for train, or GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB".'
-        ),
+        typer.Option(help='Devices as in train, or GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB".'),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Memory per device, as in 24GiB. Default: the device's own.")
+        str | None, typer.Option(help="Memory per device, as in 24GiB. Default: the device's own memory.")
     ] = None,
     fit_batch: Annotated[
         bool, typer.Option("--fit-batch", help="Also find the largest global batch that fits.")
@@ -130,8 +128,8 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """Yield each strategy's row as soon as it is planned. If `advice` is True, then yield fixes for the
-    configured strategy and, if no strategy fits, combinations of fixes that make a strategy fit."""
+    """Yield each strategy's row as soon as it is planned. After the rows, if `advice` is True, yield fixes
+    for the configured strategy and, if no strategy fits, combinations of fixes that make a strategy fit."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # Refuse mistakes here, before the seconds that importing torch takes.

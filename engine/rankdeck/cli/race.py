@@ -79,7 +79,7 @@ def race(
     """Train a few steps under every strategy that fits.
 
     Runs one strategy after another on the same devices from the same seed, measures time and memory, and
-    compares the losses. Exits with 0 if all strategies completed and agree, or differ for a known reason.
+    compares losses. Exits with 0 if all strategies completed, and losses agree or differ for a known reason.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     if detach:
@@ -137,7 +137,7 @@ def _plan_race(
         check_output_file(expand_home(save))
     if save is not None and not target.like_cuda:
         raise ConfigError(
-            phrase("The option --save needs GPUs: speed on virtual devices says nothing about GPUs."),
+            phrase("The option --save needs GPUs: speed on virtual devices does not predict speed on GPUs."),
             code="rehearsal",
             path="devices.use",
             advice=phrase("Leave --save out, or race on GPUs: --devices gpu:all."),
@@ -197,7 +197,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
         ),
         code="nothing-fits",
         advice=phrase(
-            "To see what to change, use: rankdeck plan. A strategy given with --only is tried "
+            "To see what to change, use: rankdeck plan. A strategy named with --only is tried "
             "even if its memory cannot be predicted."
         ),
     )

@@ -27,7 +27,9 @@ HostNames = Annotated[
 ]
 Listen = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="On the first host, if started by hand: address to listen on."),
+    typer.Option(
+        metavar="ADDRESS", help="If you start each host by hand, on the first: the address to listen on."
+    ),
 ]
 Join = Annotated[
     str | None,

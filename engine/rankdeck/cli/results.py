@@ -130,8 +130,8 @@ def export(
         typer.Option(
             "--to",
             help=(
-                "Weights, a table of steps, the output of show, a Perfetto trace, or a folder for "
-                "TensorBoard."
+                "Weights, a table of steps, the output of rankdeck show, a Perfetto trace, or a "
+                "folder for TensorBoard."
             ),
         ),
     ],
@@ -210,7 +210,7 @@ def _write_metrics(run: RunDir, file: Path, to: ExportFormat, attempt: int | Non
 
 
 def _check_attempt(run: RunDir, attempt: int | None) -> bool:
-    """Check whether `attempt` is older than the run's newest attempt.
+    """Return whether `attempt` is older than the run's newest attempt.
 
     Raises:
         ConfigError: the run has no such attempt.

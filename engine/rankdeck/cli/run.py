@@ -50,7 +50,7 @@ NprocPerNode = Annotated[
 Module = Annotated[
     bool,
     typer.Option(
-        "-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN_PANEL
+        "-m", "--module", help="SCRIPT is a module, as with python -m.", rich_help_panel=_TORCHRUN_PANEL
     ),
 ]
 NoPython = Annotated[

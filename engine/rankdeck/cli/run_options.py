@@ -126,7 +126,8 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
                 ),
                 code="usage",
                 advice=phrase(
-                    "Leave -m and --no-python out, and set the key kind in {file} instead.", file=FOLDER_FILE
+                    'Leave -m and --no-python out, and set the key "kind" in {file} instead.',
+                    file=FOLDER_FILE,
                 ),
             )
         entry = file.entry(options.entry or "")

@@ -14,7 +14,7 @@ from rankdeck.base.phrases import phrase
 def serve(
     stdio: Annotated[bool, typer.Option("--stdio", help="Serve over the pipe of an ssh connection.")] = False,
 ) -> int:
-    """Serve another host's `rankdeck --host` over ssh."""
+    """Serve `rankdeck --host` commands from another host."""
     if not stdio:
         raise ConfigError(
             phrase("rankdeck serve does not listen on a port: other hosts start it over ssh."),

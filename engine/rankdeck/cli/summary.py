@@ -182,8 +182,8 @@ def _step_time_text(step_s: StepSeconds) -> str:
 
 
 def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield rows with the steps that a rehearsal's peaks cover, and with the simulated capacity and the
-    devices whose peaks exceed it."""
+    """Yield a row with the steps in which a rehearsal's peaks were measured, and a row with the simulated
+    capacity and the devices whose peaks exceed it."""
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return

@@ -1,9 +1,9 @@
 """Compute losses over steps, over seconds of training and over samples, for charts.
 
 A RunState stores its loss curves over steps. The position of a step in time or samples is computed from the
-step table: its rows in memory, and its marks for older rows (run/step_table.py). Pauses between attempts are
-not counted. The curve of a single attempt starts at that attempt's first step; its positions in samples also
-count the samples of the run's earlier steps.
+step table: its rows in memory and, for older rows, marks at regular intervals (run/step_table.py). Pauses
+between attempts are not counted. The curve of a single attempt starts at that attempt's first step; its
+positions in samples also count the samples of the run's earlier steps.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StepAxis:
 
 
 def step_axis(state: RunState, by: str) -> StepAxis:
-    """Build the axis `by`, which is one of AXES; the axis is empty if the steps' samples or times are
-    unknown."""
+    """Build the axis for `by`, one of AXES ("step", "time", "samples"); it is empty if the steps' samples or
+    times are unknown."""
     assert by in AXES, by
     steps, positions = [np.empty(0)], [np.empty(0)]
     end = 0.0

@@ -190,7 +190,7 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
     """Return why times or bytes cannot be compared; "" if the models are the same. Times and bytes of
-    different models say nothing about the runs' strategies."""
+    different models do not show how the runs' strategies compare."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:

@@ -67,7 +67,7 @@ def format_step_time(seconds: float) -> str:
 
 
 def is_same_value(unit: str, metric: MetricValue, other: MetricValue) -> bool:
-    """Check whether two values are formatted alike, or differ only by noise."""
+    """Return whether two values are formatted alike, or differ only by noise."""
     if format_value(unit, metric) == format_value(unit, other):
         return True
     return abs(metric.value - other.value) < _NOISE_RATIO * min(abs(metric.value), abs(other.value))

@@ -72,8 +72,8 @@ class ComparedRun:
     """One run of a comparison. `time_source` and `memory_source` are the sources of the run's times and
     bytes.
 
-    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` holds what was
-    observed of a user's script, or is NOT_OBSERVED before the first observation; None for a configured run,
+    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` is the
+    observation of a user's script, or NOT_OBSERVED before the first observation; None for a configured run,
     which reports its own metrics.
     """
 

@@ -56,11 +56,11 @@ class DdpOptions(Options):
     powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
     """Rank of PowerSGD's approximation: a higher rank is more accurate and sends more bytes."""
     bucket_mb: Annotated[float, Field(gt=0, le=1024)] = 25.0
-    """Size of a gradient bucket in MiB. native with powersgd always uses a single bucket."""
+    """Size of a gradient bucket in MiB. With native sync and powersgd, there is only one bucket."""
     find_unused_parameters: bool = False
     """Allow parameters that do not contribute to the loss; costs one more exchange per step."""
     static_graph: bool = False
-    """Promise that every step uses the same parameters, so that native finds unused ones only once."""
+    """Promise that every step uses the same parameters, so that native sync finds unused ones only once."""
     gradient_as_bucket_view: bool = False
     """Make gradients views of the buckets: saves one copy of all gradients."""
     sync_batchnorm: bool = False
@@ -81,7 +81,7 @@ class TensorOptions(Options):
     plan: dict[str, Literal["column", "row"]] | None = Field(
         None, examples=[{"*.up": "column", "*.down": "row"}]
     )
-    """Layers to split, by name pattern. By default the layers of transformer blocks are found."""
+    """Layers to split, by name pattern. By default, Rankdeck finds the layers of transformer blocks."""
     sequence_parallel: bool = False
     """Split activations between layers along the sequence: saves memory, sends the same bytes."""
     loss_parallel: bool = False
@@ -92,7 +92,7 @@ class CutOptions(Options):
     cuts: list[str | int] | None = Field(None, examples=[["blocks.2", "head"]])
     """First layers of the stages, by name or index. By default the stages are balanced."""
     balance: Literal["parameters", "time", "activations"] = "parameters"
-    """Measure by which stages are balanced: number of weights, time of the forward pass, or activation
+    """Quantity by which stages are balanced: number of weights, time of the forward pass, or activation
     memory."""
 
 
@@ -110,7 +110,7 @@ class PipelineOptions(CutOptions):
     """Order in which stages run the forward and backward passes of the microbatches. 1f1b-by-hand does the
     same as 1f1b in one readable function; the others use torch's schedules."""
     microbatches: Positive | None = Field(None, examples=[8])
-    """Microbatches per batch. By default a divisor of the batch near 2 x stages."""
+    """Microbatches per batch. By default, the possible number closest to twice the number of stages."""
 
 
 class MeshOptions(Options):
@@ -121,7 +121,7 @@ class MeshOptions(Options):
     stage: Positive = 1
     """Number of pipeline stages."""
     tensor: Positive = 1
-    """Number of slices of every large layer, as in tensor."""
+    """Number of slices of every large layer, as in the tensor strategy."""
 
 
 class HybridOptions(PipelineOptions, MeshOptions):
@@ -134,7 +134,8 @@ class HybridOptions(PipelineOptions, MeshOptions):
     plan: dict[str, Literal["column", "row"]] | None = Field(
         None, examples=[{"*.up": "column", "*.down": "row"}]
     )
-    """For tensor: layers to split, by name pattern. By default the layers of transformer blocks are found."""
+    """For tensor: layers to split, by name pattern. By default, Rankdeck finds the layers of transformer
+    blocks."""
     sequence_parallel: bool = False
     """For tensor: split activations between layers along the sequence."""
     loss_parallel: bool = False
@@ -151,7 +152,7 @@ class MlpArgs(Options):
     hidden: list[Positive] = [256, 256]
     """Widths of the hidden layers."""
     classes: Positive | None = Field(None, examples=[10])
-    """By default taken from the data."""
+    """Number of classes. By default, taken from the data."""
     dropout: Fraction = 0.0
     """Probability of dropping an activation."""
 
@@ -166,7 +167,7 @@ class GptArgs(Options):
     context: Positive = 128
     """Maximum sequence length in tokens."""
     vocabulary: Positive | None = Field(None, examples=[256])
-    """By default taken from the data."""
+    """Size of the vocabulary. By default, taken from the data."""
     tied: bool = False
     """Share the weights of the embedding with the output layer."""
     dropout: Fraction = 0.0
@@ -177,7 +178,7 @@ class ResnetArgs(Options):
     depth: Literal[18, 34, 50, 101] = 18
     """Number of layers."""
     classes: Positive | None = Field(None, examples=[10])
-    """By default taken from the data."""
+    """Number of classes. By default, taken from the data."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers. imagenet: a 7x7 convolution and a pooling layer. small: a 3x3 convolution, for small
     images."""
@@ -189,7 +190,7 @@ class TextArgs(Options):
     vocabulary: Annotated[int, Field(ge=256, le=65536)] = 256
     """Size of the vocabulary. 256: one token per byte. More: a BPE vocabulary of that size."""
     context: Positive | None = Field(None, examples=[128])
-    """Tokens per sample. By default taken from the model."""
+    """Tokens per sample. By default, taken from the model."""
 
 
 class ImagesArgs(Options):
@@ -203,7 +204,7 @@ class SyntheticArgs(Options):
     samples: Positive = 4096
     """Number of training samples."""
     classes: Positive | None = Field(None, examples=[10])
-    """Number of classes. By default taken from the model."""
+    """Number of classes. By default, taken from the model."""
     masked: Fraction = 0.0
     """Fraction of targets that are masked (-100)."""
 
@@ -339,8 +340,8 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         icon="primitive-square",
         placement="Everything is on one device.",
         communication="0 bytes per step.",
-        strengths="The model and its batch fit one device, and one device is fast enough.",
-        limits="The model or the batch does not fit one device.",
+        strengths="The model and its batch fit on one device, and one device is fast enough.",
+        limits="The model or the batch does not fit on one device.",
         planning=StrategyPlanning(is_sequential=True, has_one_thread=True),
     ),
     StrategySpec(
@@ -355,8 +356,8 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         icon="type-hierarchy",
         placement="Weights, gradients and optimizer state are on device 0. During a step, every other device "
         "has a copy of the weights.",
-        communication="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs "
-        "out and outputs back.",
+        communication="Per step, for each other device: P bytes of weights out, P bytes of gradients back, "
+        "inputs out and outputs back.",
         strengths="A quick try on two devices; ddp is better in nearly every other case. parallel_loss "
         "gathers losses instead of outputs.",
         limits="Device 0 runs out of memory first, because it holds the gathered outputs, the loss and the "
@@ -382,10 +383,10 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         communication="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
         "(all-to-all); reduce-broadcast sends (n-1) x G from rank 0 and G from every other rank. "
         "fp16 and bf16 halve G.",
-        strengths="The model fits one device. Memory is equal on all devices, and the speed-up is close to "
-        "linear.",
-        limits="Weights, gradients and optimizer state do not fit one device, or links are slow and batches "
-        "small. Batch norm only sees the samples of its own device unless sync_batchnorm is set.",
+        strengths="The model fits on one device. Memory is equal on all devices, and the speed-up is close "
+        "to linear.",
+        limits="Weights, gradients and optimizer state do not fit on one device, or links are slow and "
+        "batches small. Batch norm only sees the samples of its own device unless sync_batchnorm is set.",
         planning=StrategyPlanning(
             variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
             less_memory=lambda options: (
@@ -407,10 +408,10 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         FsdpOptions,
         icon="pie-chart",
         placement="Every device holds 1/n of the weights, gradients and optimizer state, the block that is "
-        "gathered now, and the layers that are in no block (embeddings, head).",
+        "currently gathered, and the layers that are in no block (embeddings, head).",
         communication="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); "
-        "without reshard (n-1)/n x (P + G). gloo sends 2G instead of G.",
-        strengths="The model does not fit one device. Memory per device falls with the number of devices.",
+        "without reshard, (n-1)/n x (P + G). gloo sends 2G instead of G.",
+        strengths="The model does not fit on one device. Memory per device falls as devices are added.",
         limits="Links are slow: weights are sent in every forward and backward pass. A model without "
         "repeated blocks is gathered all at once. Batch norm only sees the samples of its own device "
         "unless sync_batchnorm is set.",
@@ -434,10 +435,10 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         icon="layers",
         placement="Each device holds the weights, gradients, optimizer state and activations of its own "
         "layers.",
-        communication="Per step and cut 2 x A bytes: A bytes of activations of the whole batch forward, A "
-        "bytes of gradients back. Tied weights are sent once more.",
-        strengths="The model does not fit one device, and the result must equal single exactly, batch norm "
-        "included.",
+        communication="Per step and cut, 2 x A bytes: A bytes of activations of the whole batch forward, "
+        "and A bytes of gradients back. Tied weights are sent once more.",
+        strengths="The model does not fit on one device, and the result must equal that of single exactly, "
+        "even with batch norm.",
         limits="Only one device computes at a time. With uneven layers, the fullest device sets the limit.",
         planning=StrategyPlanning(is_sequential=True, has_one_thread=True, uses_nccl=False),
     ),
@@ -455,8 +456,8 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         placement="Each rank holds the weights, gradients and optimizer state of its own stages, and the "
         "activations of the microbatches in flight: m of them with gpipe, p - s on stage s with "
         "1f1b.",
-        communication="Per rank and step m x a bytes of activations forward and m x a bytes of gradients "
-        "back, for each cut to another rank and microbatches of a bytes at the cut.",
+        communication="Per rank and step, for each cut to another rank: m x a bytes of activations forward "
+        "and m x a bytes of gradients back, for m microbatches of size a at the cut.",
         strengths="The model is too deep for one device and links are slow: little is sent, and only between "
         "neighbors. The bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules "
         "shrink it.",
@@ -485,8 +486,8 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         icon="run-all",
         placement="Stage s of p holds its weights, gradients and optimizer state, p - s versions of its "
         "weights (2bw: two), and the activations of p - s microbatches.",
-        communication="Per rank and microbatch a bytes of activations forward and a bytes of gradients back, "
-        "for each cut and microbatches of a bytes at the cut.",
+        communication="Per rank and microbatch, for each cut: the activations of the microbatch at the cut "
+        "forward, and as many bytes of gradients back.",
         strengths="Deep pipelines without a bubble, if training tolerates weights that are p - 1 - s updates "
         "old (2bw: one update).",
         limits="Stale gradients overshoot at large learning rates. Tied weights and clip_norm are refused, "
@@ -506,9 +507,9 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         placement="Every device holds 1/n of the split weights with their gradients and optimizer state, and "
         "all other weights (norms, positions). The activations between the two layers of a pair are "
         "split too.",
-        communication="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x "
-        "4 bytes. The embedding adds the same once, and the logits add (n-1)/n of their size unless "
-        "loss_parallel is set.",
+        communication="Per rank and step, 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x "
+        "4 bytes. A split vocabulary adds 2 x 2(n-1)/n x A, and the logits add (n-1)/n of their size "
+        "unless loss_parallel is set.",
         strengths="Single layers are too large for one device, and links are as fast as NVLink: a few ranks "
         "of one machine.",
         limits="Links are slow: every block waits for its sums. The number of devices must divide the "
@@ -536,10 +537,10 @@ STRATEGIES: Mapping[str, StrategySpec] = _table(
         icon="type-hierarchy-sub",
         placement="Every device holds 1/(shard x stage x tensor) of the weights, gradients and optimizer "
         "state. Replicas along data hold the same slices.",
-        communication="Per rank and step the sum over the axes: data sends 2(n-1)/n x g for the g bytes of "
-        "gradients that the rank holds, shard sends as fsdp, stage as pipeline, tensor as tensor.",
-        strengths="No single axis fits the model: tensor inside a machine, stages and replicas across "
-        "machines.",
+        communication="Per rank and step, the sum over the axes: data sends 2(n-1)/n x g for the g bytes of "
+        "gradients on the rank; shard, stage and tensor send as much as fsdp, pipeline and tensor.",
+        strengths="No single axis makes the model fit: use tensor inside a machine, and stages and "
+        "replicas across machines.",
         limits="The limits of every axis apply, and a large mesh leaves each device little to do. Batch "
         "norm only sees the samples of its own device.",
         planning=StrategyPlanning(
@@ -663,7 +664,7 @@ SCHEDULES: Mapping[str, CatalogSpec] = _table(
         "constant",
         "Constant",
         "after warm-up",
-        "The rate stays.",
+        "The rate stays constant.",
         "rankdeck.training.workload:constant",
         WarmupArgs,
     ),

@@ -108,7 +108,7 @@ class ProblemReport:
             return None
 
     def check_user_code(self, key_path: KeyPath, use: str) -> bool:
-        """Check whether `use` has the form of a reference to user code, and report a problem if it does not.
+        """Return whether `use` has the form of a reference to user code; report a problem if it does not.
 
         Whether the code exists is checked only when the run starts.
         """

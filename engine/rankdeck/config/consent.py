@@ -80,7 +80,7 @@ def record_consent(execution: CodeExecution) -> None:
 
 
 def record_start_consent(config: RunConfig | ScriptConfig) -> None:
-    """Store the consent to the configuration's user code that the user gives by starting a run."""
+    """Store the consent that the user gives to a configuration's user code by starting a run."""
     execution = execution_of(config)
     if execution is not None:
         record_consent(execution)
@@ -164,7 +164,7 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
             ),
             path=option,
             advice=phrase(
-                "Move the code and everything that it needs to a file, and refer to it as "
+                "Move the code, with everything that it needs, to a file, and refer to it as "
                 '"path/to/file.py:{name}".',
                 name=name,
             ),

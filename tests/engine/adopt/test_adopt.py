@@ -320,7 +320,7 @@ def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: st
         ({"num_steps": 0}, "No optimizer step was observed"),
         (
             {"other_optimizers": {"torch.optim.adam:Adam": 12}},
-            "trains with several optimizers: SGD (12 steps), Adam (12 steps).",
+            "trains with several optimizers: SGD (steps: 12), Adam (steps: 12).",
         ),
         ({"optimizer": "torch.optim.lbfgs:LBFGS"}, "LBFGS"),
         ({"ranks": 2}, "2 ranks without a parallel wrapper"),
