@@ -212,7 +212,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "graph-changed",
         r"Your training graph has changed in this iteration",
-        meaning=tr_noop("Steps use different parameters, but static_graph promises that all use the same."),
+        meaning=tr_noop("Steps use different parameters, which static_graph does not allow."),
         advice=tr_noop("Set strategy.static_graph = false and strategy.find_unused_parameters = true."),
         script_advice=tr_noop(
             "In DistributedDataParallel, replace static_graph=True with find_unused_parameters=True."

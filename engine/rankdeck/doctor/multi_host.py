@@ -268,7 +268,7 @@ def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | N
             if name not in there:
                 lack.append(phrase("{host} has no {package}; {other} has {here}", here=here[name], **fields))
             elif name not in here:
-                text = phrase("{host} has {package} {there}, but not {other}", there=there[name], **fields)
+                text = phrase("{host} has {package} {there}; {other} lacks it", there=there[name], **fields)
                 lack.append(text)
             elif here[name] != there[name]:
                 fields |= {"there": there[name], "here": here[name]}

@@ -117,7 +117,7 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             (
                 "bb has numpy 2.2.0, a has 2.1.0",
                 "bb has no einops, a has 0.8.0",
-                "bb has tqdm 4.0, a has none",
+                "bb has tqdm 4.0; a lacks it",
             ),
         ),
         (
@@ -132,7 +132,7 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             {"numpy": "2.1.0", "pip": "24.0"},
             None,
             Verdict.WARNING,
-            "no lock file says which",
+            "no lock file lists the packages",
             ("bb has pip 24.0, a has 25.0",),
         ),
         ({"numpy": "2.1.0", "more": "1"}, None, Verdict.OK, "the same on all hosts", ()),
