@@ -116,7 +116,7 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             "different versions of packages in uv.lock",
             (
                 "bb has numpy 2.2.0, a has 2.1.0",
-                "bb has no einops, a has 0.8.0",
+                "bb has no einops; a has 0.8.0",
                 "bb has tqdm 4.0; a lacks it",
             ),
         ),
@@ -125,7 +125,7 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             _LOCK,
             Verdict.WARNING,
             "Not all hosts have the packages in uv.lock",
-            ("bb has no einops, a has 0.8.0",),
+            ("bb has no einops; a has 0.8.0",),
         ),
         ({**_HERE, "numpy": "2.2.0"}, "[[package", Verdict.WARNING, "uv.lock cannot be read: ", ()),
         (
