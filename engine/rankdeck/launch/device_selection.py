@@ -45,8 +45,8 @@ _USED_GPU_TEXTS = {
 }
 """Warnings, keyed by whether the process's name is known and whether its memory use is known."""
 _SINGLE_TEXTS = (
-    tr_noop("Strategy single uses only {device}; the other device stays unused."),
-    tr_noop("Strategy single uses only {device}; the other {rest} devices stay unused."),
+    tr_noop('The strategy "single" uses only {device}; the other device stays unused.'),
+    tr_noop('The strategy "single" uses only {device}; the other {rest} devices stay unused.'),
 )
 _STAGES_TEXTS = (
     tr_noop("strategy.cuts makes {count} stages, each on one device; the other device stays unused."),
