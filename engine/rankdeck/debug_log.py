@@ -19,7 +19,7 @@ _FORMAT = "%(asctime)s.%(msecs)03d %(process)d %(levelname).1s %(name)s: %(messa
 
 
 class LogLevel(enum.StrEnum):
-    """Least severe level that is logged."""
+    """A level of log messages. The chosen level is the least severe one that is logged."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -425,10 +425,10 @@ class WeightDigests(Event, tag="weights"):
     which part. Ranks whose weights are equal bit by bit therefore have equal digests. The digests are taken
     just before the next step. `synced_bytes` is the number of bytes that collectives passed between `step`
     and the next backward pass, 0 if too few to have averaged the weights. `rate` is the learning rate.
-    `training` is the index of a series of digests: a new series starts when another optimizer takes the lead,
-    or when its parameters change. The first event of a series has no digests; it has the `names` and `sizes`
-    (in elements) of the parameters, their total `num_bytes`, and `max_elements`, the size up to which a
-    digest covers a whole parameter.
+    `training` is the index of a series of digests: a new series starts when another optimizer becomes the
+    leading one, or when its parameters change. The first event of a series has no digests; it has the `names`
+    and `sizes` (in elements) of the parameters, their total `num_bytes`, and `max_elements`, the size up to
+    which a digest covers a whole parameter.
     """
 
     rank: int

@@ -70,8 +70,8 @@ ODD_SCRIPTS = {
         "def load():\n    raise ValueError('bad row')\n"
         "thread = threading.Thread(target=load)\nthread.start()\nthread.join()\nsys.exit(1)",
         status=1,
-        expected_text="train.py exited with status 1. Before that it raised ValueError: bad row in a thread "
-        "({folder}/train.py, line 3)",
+        expected_text="train.py exited with status 1. Before that it raised ValueError: bad row (in a "
+        "thread; {folder}/train.py, line 3)",
     ),
     "it crashes": OddScript(
         "import ctypes\nctypes.string_at(0)", "", 139, "The process was killed by SIGSEGV."

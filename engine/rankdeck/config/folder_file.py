@@ -61,7 +61,7 @@ class ScriptEntry(Table):
     max_restarts: Count | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return the keys whose values differ from their defaults."""
+        """Return the keys and values that differ from the defaults."""
         return self.model_dump(exclude_defaults=True)
 
 

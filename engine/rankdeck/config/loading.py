@@ -179,7 +179,7 @@ def from_dict(
     values["name"] = explicit_name(tables, stem)
     if not isinstance(tables.get("name", ""), str):
         message, advice = (
-            phrase("The value of name must be text in quotes."),
+            phrase('The value of "name" must be text in quotes.'),
             phrase('Write name = "my run".'),
         )
         report.add("wrong-type", ("name",), message, advice)
@@ -189,7 +189,7 @@ def from_dict(
         report.add("wrong-value", ("name",), error.message, error.problem.as_phrase("advice"))
     if raw_folder is not None and not isinstance(raw_folder, str):
         message, advice = (
-            phrase("The value of folder must be text in quotes."),
+            phrase('The value of "folder" must be text in quotes.'),
             phrase('Write folder = "path".'),
         )
         report.add("wrong-type", ("folder",), message, advice)
@@ -244,7 +244,10 @@ def _validate_catalog_table(report: ProblemReport, section: str, table: Any) -> 
 
 
 def _apply_override(tables: TomlTable, override: str) -> Problem | None:
-    """Apply "--set key=value" to the tables. A value that is not TOML is used as text."""
+    """Apply "--set key=value" to the tables; return a problem if the override is invalid.
+
+    A value that is not TOML is used as text.
+    """
     key, equals, raw = override.partition("=")
     parts = _override_path(override)
     if not equals or not all(parts):

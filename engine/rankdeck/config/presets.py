@@ -1,4 +1,4 @@
-"""Lists the presets: ready-made configurations, each with a comment that says what one learns from it.
+"""Lists the presets: ready-made configurations, each with a comment about what one learns from it.
 
 A preset is a TOML file with a leading comment. The files are in `rankdeck/_presets` in the wheel, and in
 `presets` in a checkout. Listing them runs no code and reads no data.

@@ -1,8 +1,8 @@
 """The configuration reference: every key with its type, bounds, default and meaning.
 
 `rankdeck config` prints it, docs/configuration.md is its printed form, and the app's editor explains and
-completes keys with it. Everything comes from schema.py and catalog.py, except the contracts below, which say
-what Rankdeck expects of user code.
+completes keys with it. Everything comes from schema.py and catalog.py, except the contracts below, which
+state what Rankdeck expects of user code.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ CONTRACTS = {
         'loss.use = "my_loss.py:loss" calls loss(outputs, targets). It returns the pair (sum, count): the '
         "loss summed over the targets, as a 0-dim tensor, and the number of targets. Rankdeck divides once, "
         "by the count of the whole global batch, so that every strategy minimizes the same mean. With "
-        'loss.use = "model" the model computes the loss in its forward, as Hugging Face models do.',
+        'loss.use = "model" the model computes the loss in its forward pass, as Hugging Face models do.',
         "def loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:\n"
         '    total = torch.nn.functional.cross_entropy(outputs, targets, reduction="sum")\n'
         "    return total, targets.numel()\n",
@@ -217,7 +217,7 @@ def default_use(table: KeyPath) -> str:
 
 
 def table_type(annotation: Any) -> type[BaseModel] | None:
-    """Return the pydantic model in a field's annotation; None if the field holds a plain value."""
+    """Return the pydantic model in a field's annotation; None if the field is a plain value."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

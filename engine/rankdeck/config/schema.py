@@ -87,7 +87,7 @@ class TrainConfig(Table):
     accumulate: PositiveCount = 1
     """Micro-batches per optimizer step: their gradients are added before the optimizer steps."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seeds weights, the order of samples and dropout."""
+    """Seed of the weights, of the order of samples, and of dropout."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     """Type of the computation. bf16 and fp16 use autocast: weights and optimizer state stay fp32."""
     allow_tf32: bool = False
@@ -99,7 +99,7 @@ class TrainConfig(Table):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: saves memory, costs time."""
     compile: bool = False
-    """Compile the model with torch.compile, under single and ddp."""
+    """Compile the model with torch.compile; only for the strategies single and ddp."""
     verify: Literal["auto", "off", "full"] = "auto"
     """Compare two steps with the same steps on one device before training starts. auto: on a few samples.
     full: on whole batches, however long that takes. off: not at all."""
@@ -158,12 +158,12 @@ class HostsConfig(Table):
     default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
-        """Return each host's device selection by host name; the only name is "" (this host) if no hosts are
-        named."""
+        """Return a mapping from host names to device selections. If the table lists no hosts, the only key is
+        "" (this host)."""
         return {name: parse_devices(self.devices.get(name, devices.use)) for name in self.use or [""]}
 
     def counts(self, devices: DevicesConfig) -> list[int] | None:
-        """Return the device count of each host, or of this host alone if no hosts are named.
+        """Return the device count of each host, or of this host alone if the table lists no hosts.
 
         Returns None if a count depends on the machine.
         """

@@ -49,7 +49,7 @@ class ScriptTable(Table):
     python: str
     """Path of the interpreter as it is started; an environment's symlink is not resolved."""
     python_source: str = ""
-    """Text that says where the interpreter was found."""
+    """Text that describes where the interpreter was found."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes to start, like torchrun's --nproc-per-node."""
     plain: bool = False
@@ -249,7 +249,8 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
-    """Rate how likely a file is to be a training script; return None if it imports no known library."""
+    """Return the file with a rating of how likely it is to be a training script; None if it imports no
+    library that training scripts use."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
     except OSError:

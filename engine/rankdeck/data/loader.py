@@ -31,8 +31,8 @@ ReportProblem = Callable[[Problem], object]
 
 
 class Loader:
-    """An iterable of batches in the sampler's order; every `iter` starts over. Worker processes live until
-    `close`.
+    """An iterable of batches in the sampler's order; each new iteration starts over. Worker processes
+    live until `close`.
 
     `report` is called at most once, with a problem found in the data's randomness.
     """

@@ -96,7 +96,8 @@ def seed_generators(draw: SampleKey) -> None:
 def check_samples(
     read: Callable[[SampleKey], Any], draws: Sequence[SampleKey], samples: Sequence[Any]
 ) -> Problem | None:
-    """Read the first samples again and return the problem if the two reads differ."""
+    """Read the first few of `samples` again, by their keys in `draws`; return the problem if the two
+    reads differ."""
     pairs = list(zip(draws, samples, strict=True))[:NUM_REREAD_SAMPLES]
     problems = [_compare_reads(sample, read(draw)) for draw, sample in pairs]
     # Ignoring the index is the more serious problem of the two.

@@ -160,8 +160,10 @@ def with_children(
     stacks: Mapping[int, Sequence[Frame]],
     children: Mapping[int, Sequence[ChildProcess]],
 ) -> Problem:
-    """Return the warning about a hang, and add the children for which the blamed rank is waiting. If no rank
-    is blamed, add those for which the first such rank is waiting."""
+    """Return the warning about a hang, and add the child processes for which the blamed rank is waiting.
+
+    If no rank is blamed, add those of the first rank that is waiting for child processes.
+    """
     for rank in sorted(stacks) if warning.rank is None else [warning.rank]:
         awaited = awaited_children(stacks.get(rank, ()), children.get(rank, ()))
         if not awaited:

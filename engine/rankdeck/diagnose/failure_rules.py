@@ -49,8 +49,8 @@ _LAUNCH_BLOCKING_ADVICE = tr_noop(
     "rehearse the run on the CPU."
 )
 _CPU_ADVICE = tr_noop(
-    "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or on the CPU, "
-    "where the error names the index."
+    "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or run on the "
+    "CPU, where the error names the index."
 )
 _DOCTOR_ADVICE = tr_noop("Check the machine with: rankdeck doctor")
 _LOCAL_RANK_ADVICE = tr_noop(
@@ -212,7 +212,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "graph-changed",
         r"Your training graph has changed in this iteration",
-        meaning=tr_noop("The steps use different parameters, but static_graph promises the same ones."),
+        meaning=tr_noop("Steps use different parameters, which static_graph does not allow."),
         advice=tr_noop("Set strategy.static_graph = false and strategy.find_unused_parameters = true."),
         script_advice=tr_noop(
             "In DistributedDataParallel, replace static_graph=True with find_unused_parameters=True."
@@ -236,7 +236,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, "
         r"while rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
         meaning=tr_noop(
-            "The ranks built different models: rank {rank} has {own} parameter tensors, rank {other} "
+            "The ranks built different models: rank {rank} has {own} parameter tensors, but rank {other} has "
             "{others}."
         ),
         advice=tr_noop(
@@ -669,7 +669,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("No GPU is visible to this Python process."),
         advice=_DOCTOR_ADVICE,
         script_advice=tr_noop(
-            "Check CUDA_VISIBLE_DEVICES, which must name existing GPUs, and the machine: rankdeck doctor"
+            "Check that CUDA_VISIBLE_DEVICES names existing GPUs, and check the machine with: rankdeck doctor"
         ),
     ),
     FailureRule(
@@ -692,7 +692,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "devices-mixed",
         r"Expected all tensors to be on the same device, but got (?P<argument>\w+) is on (?P<one>[\w:]+), "
         r"different from other tensors on (?P<other>[\w:]+\w)",
-        meaning=tr_noop("The argument {argument} is on {one}, the other tensors are on {other}."),
+        meaning=tr_noop("The argument {argument} is on {one}, but the other tensors are on {other}."),
         advice=tr_noop(
             "Move the batch and the model to one device with .to(device), and register constants as buffers "
             "of the model."
@@ -764,7 +764,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|Output size is too small|Expected more than 1 spatial element when training",
         meaning=tr_noop("The image or sequence became smaller than the layer's window."),
         advice=tr_noop(
-            "Use larger inputs, or fewer or smaller strides and poolings before that layer, or padding."
+            "Use larger inputs, add padding, or use fewer or smaller strides and poolings before that layer."
         ),
     ),
     FailureRule(
@@ -1011,8 +1011,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("OneCycleLR was created for {total} steps, but step() was called {steps} times."),
         advice=tr_noop(
             "Pass total_steps=epochs * len(loader) to OneCycleLR, or epochs and "
-            "steps_per_epoch=len(loader); a "
-            "resumed run needs its state_dict loaded."
+            "steps_per_epoch=len(loader); in "
+            "a resumed run, load the scheduler's state_dict."
         ),
     ),
     FailureRule(
@@ -1070,7 +1070,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "has an earlier step's graph."
         ),
         advice=tr_noop(
-            "Detach tensors that are kept between steps (state.detach()), and call backward once."
+            "Detach tensors that are stored between steps (state.detach()), and call backward once."
         ),
     ),
     FailureRule(
@@ -1437,14 +1437,14 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "nccl-system-error",
         r"ncclSystemError|NCCL[^\n]*unhandled system error",
-        meaning=tr_noop("A system call of NCCL failed: a connection, shared memory or a device."),
+        meaning=tr_noop("A system call in NCCL failed, for a connection, shared memory or a device."),
         advice=_NCCL_ADVICE,
         is_about_others=True,
     ),
     FailureRule(
         "nccl-cuda-error",
         r"ncclUnhandledCudaError|NCCL[^\n]*unhandled cuda error",
-        meaning=tr_noop("A CUDA call of NCCL failed."),
+        meaning=tr_noop("A CUDA call in NCCL failed."),
         advice=_NCCL_ADVICE,
         is_about_others=True,
     ),

@@ -6,7 +6,7 @@ the others wait. Without recorders, the late rank is the one in the earliest ste
 that step, the late rank is the only one whose stack does not show it waiting for other ranks, or the one in a
 phase that the others have left. A rank that reports being inside a collective waits for ranks that are in no
 collective. If the ranks are in different collectives, no single rank is late. If a run has a single rank, the
-message only says where that rank is.
+message only describes where that rank is.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def find_laggard(hang_state: HangState) -> int | None:
 
 
 def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem:
-    """Return the warning that no rank makes progress. `advice` says what will happen to the run."""
+    """Return the warning that no rank makes progress. `advice` is about what will happen to the run."""
     rank = _blamed_rank(hang_state)
     arguments = {"seconds": now_s - max(beat.at_s for beat in hang_state.beats.values())}
     call = None if rank is None else awaited_call(hang_state, rank)
@@ -157,8 +157,8 @@ def hang_warning(hang_state: HangState, now_s: float, advice: Phrase) -> Problem
 
 
 def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -> Problem:
-    """Return the problem that says why a run was ended for lack of progress. `rank` is the rank that the
-    others waited for; if None, it is determined from `hang_state`."""
+    """Return the problem of a run that was ended for lack of progress. `rank` is the rank that the others
+    waited for; if None, it is determined from `hang_state`."""
     rank = _blamed_rank(hang_state) if rank is None else rank
     if rank is None:
         seconds = now_s - max(beat.at_s for beat in hang_state.beats.values())
@@ -190,7 +190,7 @@ def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -
             call=call.text(),
             **arguments,
         )
-    advice = phrase("Check what the rank does there. If it is only slow, raise launch.timeout_s.")
+    advice = phrase("Check what the rank is doing there. If it is only slow, raise launch.timeout_s.")
     if rank in hang_state.suspended:
         advice = phrase("A signal suspended the process. Resume it (kill -CONT), or start the run again.")
     return _with_log_error(Problem("hang", message, advice=advice, rank=rank), hang_state)
@@ -286,7 +286,7 @@ def _format_rank(rank: int, hang_state: HangState) -> Phrase:
 
 
 def _rank_status(rank: int, hang_state: HangState) -> Phrase:
-    """Return a complete clause that says where a rank is, with its microbatch."""
+    """Return a complete clause about where a rank is, with its microbatch."""
     location, work = _rank_location_clause(rank, hang_state), hang_state.microbatches.get(rank)
     if work is None:
         return location
@@ -351,8 +351,11 @@ class HangTimeouts:
     compiles: bool = False
 
     def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Return the longest of the warning times of the ranks that the others wait for. `slowest_s`: for
-        each rank, the longest time that its current phase has taken so far."""
+        """Return the time without progress after which a warning is due: the longest of the times for the
+        ranks that the others wait for. `beats` are the last heartbeats.
+
+        `slowest_s`: for each rank, the longest time that its current phase has taken so far.
+        """
         return max(
             self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
         )

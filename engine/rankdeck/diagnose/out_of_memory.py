@@ -50,7 +50,7 @@ _USAGE_TEXTS = (
 
 
 class MemoryShare(NamedTuple):
-    """Memory of a kind or module: its bytes, and their ratio to those of the largest entry."""
+    """Bytes of one memory kind or module, and their ratio to the bytes of the largest entry."""
 
     name: str
     num_bytes: int
@@ -116,7 +116,7 @@ class OutOfMemoryReport:
 
     @property
     def modules(self) -> list[MemoryShare]:
-        """Memory that each module itself holds, the largest first."""
+        """Memory that each module itself uses, the largest first."""
         return _memory_shares(self.memory_by_module)[:MAX_MODULES]
 
     @property

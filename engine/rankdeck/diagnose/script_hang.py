@@ -120,7 +120,7 @@ def working_rank(hang_state: HangState) -> int | None:
 
 
 def _works_alone(hang_state: HangState, rank: int, seconds: float, run: str) -> Problem:
-    """Return a note that a rank is busy while the others wait for it; this is not a hang while it is busy."""
+    """Return a note that a rank is busy while the others wait for it, which does not count as a hang."""
     call = awaited_call(hang_state, rank)
     place = hang_state.rank_location(rank)
     arguments = {"rank": rank, "seconds": seconds, "place": place}

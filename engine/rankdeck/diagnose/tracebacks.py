@@ -89,8 +89,8 @@ class PrintedException:
         at = {"file": self.file, "line": self.line}
         if self.is_in_thread:
             if self.file:
-                return phrase("{error} in a thread ({file}, line {line})", error=what, **at)
-            return phrase("{error} in a thread.", error=what)
+                return phrase("{error} (in a thread; {file}, line {line})", error=what, **at)
+            return phrase("{error} (in a thread).", error=what)
         if self.file:
             return phrase("{error} ({file}, line {line})", error=what, **at)
         return phrase("{error}.", error=what)

@@ -148,7 +148,7 @@ def make_row(
 
 
 def skipped_rows(names: Iterable[str], why: str, *evidence: str) -> list[CheckLine]:
-    """Create a row for each name, saying that its check was skipped for the reason `why`."""
+    """Create a row for each name, stating that its check was skipped for the reason `why`."""
     return [make_row(name, Verdict.SKIPPED, why, *evidence) for name in names]
 
 

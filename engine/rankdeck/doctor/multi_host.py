@@ -236,9 +236,9 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
     differ, lack = _package_differences(probes, names)
     if lock is None:
         if code is not None and differ:
-            finding = phrase("Package versions differ, and no lock file says which packages must match.")
+            finding = phrase("Package versions differ, and no lock file lists the packages that must match.")
             fix = phrase(
-                "Install the same versions on all hosts. To require that, put a lock file beside the "
+                "Install the same versions on all hosts. To require that, put a lock file next to the "
                 "configuration."
             )
             return make_row("alike", Verdict.WARNING, finding, *_truncate(differ), fix=fix)
@@ -266,9 +266,9 @@ def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | N
                 continue
             fields = {"package": name, "host": host, "other": first_host}
             if name not in there:
-                lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **fields))
+                lack.append(phrase("{host} has no {package}; {other} has {here}", here=here[name], **fields))
             elif name not in here:
-                text = phrase("{host} has {package} {there}, {other} has none", there=there[name], **fields)
+                text = phrase("{host} has {package} {there}; {other} lacks it", there=there[name], **fields)
                 lack.append(text)
             elif here[name] != there[name]:
                 fields |= {"there": there[name], "here": here[name]}

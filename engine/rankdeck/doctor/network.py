@@ -104,7 +104,7 @@ def _port_range() -> str:
     try:
         first, last = files.read_text(_PORT_RANGE_FILE, _MAX_FILE_BYTES).split()
     except (OSError, ValueError):
-        return phrase("the ephemeral port range is not known")
+        return phrase("the ephemeral port range is unknown")
     return phrase(
         "ephemeral ports: {first} to {last} ({file})", first=first, last=last, file=_PORT_RANGE_FILE
     )

@@ -307,7 +307,7 @@ CLOCK_MESSAGE = "clock"
 """The value of "word" in a clock request and in the answer to it."""
 CLOCK_INTERVAL_S = 5.0
 _CLOCK_TOLERANCE_S = 0.001
-"""Changes in a clock offset that are smaller than this are not written."""
+"""Seconds, in addition to the clock's maximum error, by which an offset must change to be written again."""
 
 
 class HostClocks:

@@ -41,7 +41,7 @@ def descendants() -> list[tuple[int, str]]:
 
 
 class SuspensionDetector:
-    """Detects that a child has been suspended for `SUSPENSION_REPORT_S`, reporting each suspension once."""
+    """Detector of a child that has been suspended for `SUSPENSION_REPORT_S`; reports each suspension once."""
 
     def __init__(self) -> None:
         self._checked_s = self._suspended_s = 0.0

@@ -45,8 +45,8 @@ _USED_GPU_TEXTS = {
 }
 """Warnings, keyed by whether the process's name is known and whether its memory use is known."""
 _SINGLE_TEXTS = (
-    tr_noop("Strategy single uses only {device}; the other device stays unused."),
-    tr_noop("Strategy single uses only {device}; the other {rest} devices stay unused."),
+    tr_noop('The strategy "single" uses only {device}; the other device stays unused.'),
+    tr_noop('The strategy "single" uses only {device}; the other {rest} devices stay unused.'),
 )
 _STAGES_TEXTS = (
     tr_noop("strategy.cuts makes {count} stages, each on one device; the other device stays unused."),
@@ -92,7 +92,7 @@ def choose_script_devices(config: ScriptConfig) -> ChosenDevices:
     """Return the devices of a user's script.
 
     Named devices are leased. Without a selection, the devices visible to the script are only monitored; if
-    another run has leased one of them, a warning says so.
+    another run has leased one of them, the result has a warning about it.
 
     Raises:
         DeviceError: a device does not exist, or another run has leased it.
@@ -140,7 +140,7 @@ def _cpu_devices(num_ranks: int) -> ChosenDevices:
 
 
 def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
-    """Return the error that says another run is using `gpu` or, if `gpu` is None, one of the chosen GPUs."""
+    """Return the error to raise if another run uses `gpu` or, if `gpu` is None, one of the chosen GPUs."""
     run = Path(holder).name
     if gpu is None:
         message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)

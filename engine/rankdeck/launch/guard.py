@@ -220,8 +220,8 @@ class Guard:
         self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
-        """Ask the supervisor to end the run; if `now` is True, kill it. Otherwise, a second call has no
-        effect."""
+        """Ask the supervisor to end the run and, if `now` is True, kill the supervisor. If `now` is False, a
+        second call has no effect."""
         if self._status is None and not self._is_stop_requested:
             _log.info("stop requested, SIGTERM to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGTERM)

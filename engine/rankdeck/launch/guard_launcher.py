@@ -1,4 +1,4 @@
-"""Start a guard for a run directory that has a hidden name; the guard gives it its final name.
+"""Start a guard for a run directory that has a hidden name; the guard renames this directory.
 
 The guard reads its `GuardSpec` from its standard input, which no other process can read, and answers once
 through a pipe. If this command is itself part of a run, that run's variables are removed from the guard's

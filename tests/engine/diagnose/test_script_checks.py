@@ -114,7 +114,7 @@ def test_ranks_that_drift_apart_are_found_with_their_cause(
     problem = _findings(_write(tmp_path, digests, **more))["ranks-drifted"]
     assert since in problem.message and cause in problem.message, problem.message
     assert advice in (problem.advice or "") and problem.severity == "warning"
-    assert problem.evidence[0].text == "1 of 2 parameters differ from rank 0's on rank 1: 0.bias"
+    assert problem.evidence[0].text == "on rank 1, 1 of 2 parameters differ from those on rank 0: 0.bias"
     if "anomalies" in more and more["anomalies"][0] in (_UNREDUCED, _LOADED):
         assert problem.evidence[1].location == more["anomalies"][0][2]["line"]
 

@@ -328,7 +328,7 @@ TEXTS = [
      "rank 1 has inconsistent 0 params.", "log of rank 1"),
     ("model-differs", "RuntimeError", "DDP expects same model across all ranks, but Rank 0 has 6 params, "
      "while "
-     "rank 1 has inconsistent 4 params.", "rank 0 has 6 parameter tensors, rank 1 4"),
+     "rank 1 has inconsistent 4 params.", "rank 0 has 6 parameter tensors, but rank 1 has 4"),
     ("model-differs", "RuntimeError", "[1]: params[2] in this process with sizes [8, 4] appears not to match "
      "sizes of the same param in process 0.", "shape [8, 4] on rank 1"),
     ("fsdp-moved", "RuntimeError", "An FSDP-managed module unexpectedly has parameters on cpu. Make sure to "
@@ -356,7 +356,7 @@ TEXTS = [
     ("devices-mixed", "RuntimeError", "Expected all tensors to be on the same device, but got mat1 is on "
      "cpu, "
      "different from other tensors on cuda:0 (when checking argument in method wrapper_CUDA_addmm)",
-     "argument mat1 is on cpu, the other tensors are on cuda:0"),
+     "argument mat1 is on cpu, but the other tensors are on cuda:0"),
     ("devices-mixed", "RuntimeError", "Input type (torch.cuda.FloatTensor) and weight type "
      "(torch.FloatTensor) "
      "should be the same", "model.to(device)"),

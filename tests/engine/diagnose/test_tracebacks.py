@@ -155,7 +155,7 @@ ValueError: bad
 def test_a_threads_exception_is_not_the_cause_of_an_exit(tmp_path: Path) -> None:
     raised = find_exception(_THREAD)
     assert raised is not None and raised.is_in_thread
-    assert raised.summary() == "ValueError: bad in a thread (/p/train.py, line 5)"
+    assert raised.summary() == "ValueError: bad (in a thread; /p/train.py, line 5)"
     main = find_exception(_PLAIN + _THREAD, "/home/me/project")
     assert main == find_exception(_PLAIN, "/home/me/project")
     log = tmp_path / "rank-0.0.err"

@@ -116,8 +116,8 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             "different versions of packages in uv.lock",
             (
                 "bb has numpy 2.2.0, a has 2.1.0",
-                "bb has no einops, a has 0.8.0",
-                "bb has tqdm 4.0, a has none",
+                "bb has no einops; a has 0.8.0",
+                "bb has tqdm 4.0; a lacks it",
             ),
         ),
         (
@@ -125,14 +125,14 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             _LOCK,
             Verdict.WARNING,
             "Not all hosts have the packages in uv.lock",
-            ("bb has no einops, a has 0.8.0",),
+            ("bb has no einops; a has 0.8.0",),
         ),
         ({**_HERE, "numpy": "2.2.0"}, "[[package", Verdict.WARNING, "uv.lock cannot be read: ", ()),
         (
             {"numpy": "2.1.0", "pip": "24.0"},
             None,
             Verdict.WARNING,
-            "no lock file says which",
+            "no lock file lists the packages",
             ("bb has pip 24.0, a has 25.0",),
         ),
         ({"numpy": "2.1.0", "more": "1"}, None, Verdict.OK, "the same on all hosts", ()),

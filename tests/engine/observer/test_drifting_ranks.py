@@ -144,7 +144,8 @@ _FAULTS: dict[str, tuple[str, str, str]] = {
     "own, too late": (_own("", f"average([{_GRADIENTS}])"), _EARLY, "after optimizer.step"),
     "skipped": (
         _ddp().replace("    optimizer.step()", "    if not (rank and step % 10 == 5): optimizer.step()"),
-        "between steps 5 and 8", "rank 1 has called optimizer.step 36 times, rank 0 40 times",
+        "between steps 5 and 8", "rank 1 has called optimizer.step 36 times, but rank 0 has called it 40 "
+        "times",
     ),
     "second model": (_GAN.format(critic="critic"), _EARLY, "bypasses DistributedDataParallel"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ not_finite.py    a loss that becomes NaN or infinite
 resumed.py       scripts that resume training from a file
 schedules.py     learning rates of 0, and schedulers that step too often
 learning.py      losses and gradients
-sample_shares.py how the ranks divide the samples among them
+sample_shares.py how the ranks divide the samples among themselves
 batch_checks.py  labels and repeated samples in a script's batches
 samples.py       the order of samples, and how many are processed at once
 machine.py       cores, memory, and a device that uses more memory than the others

@@ -104,7 +104,7 @@ def _same_order(event: events.Anomaly) -> Report:
     return (
         phrase("Every pass over the data uses the same order, although the DataLoader shuffles."),
         phrase(
-            "{passes} passes over {dataset} in a row began with the same batches",
+            "{passes} successive passes over {dataset} began with the same batches",
             passes=number_of(event, "passes"),
             dataset=_name(event),
         ),
@@ -125,7 +125,7 @@ def _evaluation_on_training_samples(event: events.Anomaly) -> Report:
             percent=format_percent(shared / max(1, evaluated)),
         ),
         phrase(
-            "indices of two subsets of the same {dataset}; {trained} samples are trained on",
+            "indices of two subsets of the same {dataset}; {trained} samples are used for training",
             dataset=_name(event),
             trained=number_of(event, "trained"),
         ),

@@ -10,9 +10,9 @@ from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, ma
 from rankdeck.run.collective_counts import CountDifference
 
 _MIN_RATIO = 3
-"""Minimum ratio between the steps since then with equal and with unequal numbers of calls: a rank may make a
-call just after a step that the others make just before it, or take more steps between two calls (federated
-averaging)."""
+"""Minimum ratio between the steps in which the ranks make equal and unequal numbers of calls, counted from
+the first unequal step. With a smaller ratio, a rank may just make a call after a step that the others make
+before it, or take more steps between two calls (federated averaging)."""
 
 
 def find_unequal_calls(context: RuleContext) -> Problem | None:

@@ -44,7 +44,7 @@ def find_drifted_ranks(context: RuleContext) -> Problem | None:
         ),
         Evidence(
             phrase(
-                "{num} of {total} parameters differ from rank 0's on rank {ranks}: {names}",
+                "on rank {ranks}, {num} of {total} parameters differ from those on rank 0: {names}",
                 num=len(difference.names),
                 total=difference.num_parameters,
                 ranks=ranks,
@@ -314,7 +314,8 @@ def _stepped_differently(context: RuleContext) -> _Cause | None:
         return None
     return (
         phrase(
-            "rank {few_rank} has called optimizer.step {few} times, rank {many_rank} {many} times.",
+            "rank {few_rank} has called optimizer.step {few} times, but rank {many_rank} "
+            "has called it {many} times.",
             few=by_count[0][0],
             few_rank=by_count[0][1],
             many=by_count[-1][0],
@@ -330,7 +331,7 @@ def _stepped_differently(context: RuleContext) -> _Cause | None:
 
 def _unknown_cause() -> _Cause:
     return (
-        phrase("their gradients are averaged, so weights were changed outside of optimizer.step."),
+        phrase("their gradients are averaged, so weights must have been changed outside of optimizer.step."),
         phrase(
             "Look for code that changes weights on some ranks only (an EMA copied back, loading, clamping, "
             "re-initialising), and for optimizers or learning rates that differ between ranks."

@@ -34,14 +34,17 @@ def _graphs_retained(event: events.Anomaly) -> Report:
     # A smaller rise is within what the allocator adds by itself.
     if num_bytes >= _MIN_BYTES_PER_STEP:
         evidence = phrase(
-            "at step {step} no graph since step {first} has been freed; memory grows by {size} per step",
+            "as of step {step}, no graph created since step {first} has been freed; memory grows by "
+            "{size} per step",
             step=event.step,
             first=first,
             size=format_bytes(num_bytes),
         )
     else:
         evidence = phrase(
-            "at step {step} no graph since step {first} has been freed", step=event.step, first=first
+            "as of step {step}, no graph created since step {first} has been freed",
+            step=event.step,
+            first=first,
         )
     return message, evidence, _detach_advice(event.code, name, is_scalar=not shape)
 
@@ -106,10 +109,14 @@ def _optimizer_growing(event: events.Anomaly) -> Report:
 
 def _workers_growing(event: events.Anomaly) -> Report:
     message = (
-        phrase("{num} threads have been started in {steps} steps and still run.", **_growth_numbers(event))
+        phrase(
+            "{num} threads have been started in {steps} steps and are still running.",
+            **_growth_numbers(event),
+        )
         if event.code == "growing-threads"
         else phrase(
-            "{num} processes have been started in {steps} steps and still run.", **_growth_numbers(event)
+            "{num} processes have been started in {steps} steps and are still running.",
+            **_growth_numbers(event),
         )
     )
     return (

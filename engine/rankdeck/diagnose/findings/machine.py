@@ -208,7 +208,7 @@ _ADVICE = {
 }
 _KIND_TEXTS = {"gathered": tr_noop("gathered outputs")}
 _DEFAULT_ADVICE = tr_noop(
-    "Compare memory by kind to see what this device holds more of than the other devices."
+    "Compare the devices' memory by kind to see which kinds take more memory on this device."
 )
 
 

@@ -137,8 +137,8 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
         )
     if numbers and not numbers.get("loss"):
         return phrase(
-            "Look in or after this layer for an operation without a gradient at 0: sqrt, norm, log, acos or "
-            "a division. Add a small epsilon inside it."
+            "Look in or after this layer for an operation without a finite gradient: sqrt, norm, log or a "
+            "division at 0, or acos at 1. Add a small epsilon inside it."
         )
     if numbers.get("module"):
         return phrase(

@@ -19,8 +19,8 @@ def _optimizer_without_gradients(event: events.Anomaly) -> Report:
             name=name,
         ),
         phrase(
-            "at each examined step from step {step} on; {foreign} parameters of the model have a gradient "
-            "and do not belong to the optimizer",
+            "at each examined step from step {step} on; number of the model's parameters that have a "
+            "gradient but do not belong to the optimizer: {foreign}",
             step=event.step,
             foreign=number_of(event, "foreign"),
         ),
@@ -118,7 +118,8 @@ def _gradient_advice(event: events.Anomaly) -> str:
     if event.code == "no-gradient-checkpoint":
         return phrase(
             "Call checkpoint(..., use_reentrant=False). Re-entrant checkpointing cuts off a block whose "
-            "inputs need no gradient, for example after a frozen embedding. To keep it, call "
+            "inputs need no gradient, for example after a frozen embedding. To keep re-entrant "
+            "checkpointing, call "
             "enable_input_require_grads() or set requires_grad on the block's input."
         )
     if event.code == "no-gradient-disabled":

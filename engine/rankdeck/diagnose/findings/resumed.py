@@ -8,7 +8,7 @@ from rankdeck.diagnose.findings.anomaly_rules import AnomalyRow, Report, anomaly
 
 
 def _names(event: events.Anomaly) -> tuple[str, str, str]:
-    """Return (class, file, position in the training run, such as "step 120")."""
+    """Return (name of the optimizer or scheduler, file, position in the training run, such as "step 120")."""
     name, file, key = [*event.names, "", "", ""][:3]
     counter = number_of(event, "counter")
     place = phrase("{key} {counter}", key=key or phrase("step"), counter=counter)

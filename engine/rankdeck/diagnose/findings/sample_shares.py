@@ -1,4 +1,4 @@
-"""Rules about how DistributedDataParallel's ranks divide the samples among them.
+"""Rules about how DistributedDataParallel's ranks divide the samples among themselves.
 
 Ranks with equal first batches train on the same samples. The settings of their samplers reveal the cause;
 they also reveal the fault if random augmentations make the batches differ. Ranks in separate process groups

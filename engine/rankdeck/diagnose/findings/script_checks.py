@@ -94,7 +94,7 @@ def _train_while_evaluating(event: events.Anomaly) -> Report:
             layers=list_names(event),
         ),
         phrase(
-            "model.training is True at all {num} batches loaded without gradients after step {step}",
+            "model.training was True for all {num} batches loaded with gradients disabled after step {step}",
             num=number_of(event, "batches"),
             step=event.step,
         ),
@@ -110,7 +110,9 @@ def _nothing_loaded(event: events.Anomaly) -> Report:
             matched=number_of(event, "matched"),
             wanted=number_of(event, "wanted"),
         ),
-        phrase("the file has {file_key}, the model {model_key}", file_key=file_key, model_key=model_key),
+        phrase(
+            "the file has {file_key}, but the model has {model_key}", file_key=file_key, model_key=model_key
+        ),
         _prefix_advice(event),
     )
 
