@@ -68,7 +68,7 @@ class LabelChecks:
         return _Pass(self, iterator)
 
     def labels_of(self, batch: Any) -> Any:
-        """Return the tensor of class labels in a batch of (inputs, labels); None if there is none."""
+        """Return the tensor of class labels in a batch of inputs and labels; None if there is none."""
         if isinstance(batch, (list, tuple)) and len(batch) == 2:
             inputs, labels = batch
         elif hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
