@@ -58,7 +58,7 @@ def _check_process_limit(num_processes: int) -> None:
     if group is not None and (left := group.remaining) < num_processes:
         raise MachineError(
             phrase(
-                "Only {left} more processes can be started here, but the run needs {n}.",
+                "The run needs {n} processes, but only {left} more can be started here.",
                 left=left,
                 n=num_processes,
             ),

@@ -68,7 +68,7 @@ class MultiHostRole:
                 ),
                 code="address",
                 advice=phrase(
-                    "Use the address that the other hosts can reach; ip address lists all addresses."
+                    "Use the address that the other hosts can reach. To list all addresses: ip address"
                 ),
             )
         try:
@@ -78,8 +78,8 @@ class MultiHostRole:
                 phrase("Cannot listen on {address}: {why}.", address=address, why=error.strerror or error),
                 code="address",
                 advice=phrase(
-                    "Use an address of this host that the other hosts can reach; ip address lists "
-                    "all addresses."
+                    "Use an address of this host that the other hosts can reach. To list all addresses: "
+                    "ip address"
                 ),
             ) from None
         return cls(num_hosts, secrets.token_urlsafe(24), listener, listen_address=listener.getsockname()[:2])

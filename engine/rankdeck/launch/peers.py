@@ -143,7 +143,7 @@ class Peer:
                 self._on_message(self, word)
 
     def close(self, how: str = "") -> None:
-        """Close the connection and call `on_gone` with `how`, unless `how` is empty."""
+        """Close the connection. If `how` is not empty, call `on_gone` with it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,8 +180,8 @@ class _SuspensionTracker:
         self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
     def was_suspended(self, now_s: float) -> bool:
-        """Check whether this process was probably suspended since the last check, so that the silence of its
-        peers proves nothing."""
+        """Check whether this process has probably been suspended since the last check. If so, the silence
+        of its peers proves nothing."""
         away_s, self._checked_s = now_s - self._checked_s, now_s
         if away_s > HEARTBEAT_TIMEOUT_S:
             self._resumed_s = now_s

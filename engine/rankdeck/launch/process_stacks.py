@@ -42,7 +42,7 @@ class RunProcesses:
     """The living processes of a run that have not reported themselves as ranks (yet).
 
     `ranks` are the processes that were started as a rank, by rank. `children` are all others in the order of
-    their start, as (rank, process): the rank started the process, and is None if it is unknown.
+    their start, as (rank, process): the rank that started the process or, if it is unknown, None.
     """
 
     ranks: Mapping[int, EarlyProcess] = field(default_factory=dict)

@@ -246,7 +246,7 @@ def check_num_devices(request: RaceRequest, num_devices: int) -> None:
                 found=num_found,
             ),
             code="devices-changed",
-            advice=phrase("Start the race again, or choose the devices with --devices gpu:0,1."),
+            advice=phrase("Start the race again, or choose the devices, for example: --devices gpu:0,1"),
         )
 
 

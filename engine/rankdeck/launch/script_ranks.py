@@ -339,7 +339,8 @@ class ScriptRank(RankProcess):
         return self.exit_code
 
     def forward_signal(self, number: int) -> None:
-        """Forward to this rank's processes or terminal a signal that the foreground command received."""
+        """Send signal `number`, which the foreground command received, to this rank's processes or
+        terminal."""
         if self.poll() is not None:
             return
         if number in (signal.SIGTSTP, signal.SIGSTOP):

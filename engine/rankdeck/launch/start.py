@@ -62,8 +62,8 @@ def start_run(
     Unless `detach` is set, the run stops when this process ends: the process holds one end of a pipe open.
     `started` is when the user's command started (Unix seconds). `worker` is the module or .py file that the
     ranks run; rankdeck.training.worker by default. If `multi_host_role` is set, only this host's part of the
-    run is started. If `first_steps` is set, the run takes that many steps and is not indexed; if it is 0, the
-    run is only verified.
+    run is started. If `first_steps` is set, the run takes that many steps and is not added to the index of
+    runs; if it is 0, the run is only verified.
 
     Raises: ConfigError, DataError, ModelError, DeviceError: the configuration cannot be run, or its name is
         invalid. MachineError: there is no driver, or no process could be started.
@@ -358,7 +358,8 @@ def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
     """Return the commit checked out in `folder`, with "+" if files have changed; None outside git.
 
     To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). The
-    comparison is therefore skipped for a folder from which the run itself executes no code.
+    comparison is therefore skipped if `reads_files` is False, as for a folder from which the run executes no
+    code.
     """
     if folder is None:
         return None

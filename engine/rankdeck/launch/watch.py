@@ -181,7 +181,7 @@ class Watch:
         return self._timeouts.warning_after_s(beats, slowest_s)
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang once per stuck step and rank; return True if the hang has lasted too long."""
+        """Report a hang once per stuck step and rank; return True if it must end the run."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         is_over = still_s > until_ended_s and now_s - self._rechecked_s > RECHECK_INTERVAL_S
         is_over = is_over and self._on_hang != "wait"
@@ -233,7 +233,7 @@ class Watch:
         run = self._run.name
         if hang_state.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in hang_state.suspended)
-            return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
+            return phrase("To continue, resume the suspended processes: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and hang_state.is_computing:
             return phrase(
                 "The rank is computing and may just be slow. Inspect it with rankdeck stacks "

@@ -196,7 +196,9 @@ def build(
             ),
             path="model.args.heads",
             advice=phrase(
-                "Use {fitting} heads, or a width that is a multiple of {heads}.", fitting=fitting, heads=heads
+                "Set model.args.heads to one of {fitting}, or model.args.width to a multiple of {heads}.",
+                fitting=fitting,
+                heads=heads,
             ),
         )
     return Gpt(vocabulary, layers, heads, width, context, tied, dropout)

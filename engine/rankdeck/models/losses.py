@@ -122,7 +122,7 @@ def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
-            phrase('loss.use = "model", but the model\'s output has no loss.'),
+            phrase('loss.use is "model", but the model\'s output has no loss.'),
             path="loss.use",
             advice=phrase(
                 "Return an object or a dict with `loss` (a mean) and, if the number of targets "
@@ -134,7 +134,7 @@ def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor
         count = counts.find_count(loss, targets)
     if count is None:
         raise ModelError(
-            phrase('loss.use = "model", but the number of targets that the loss averages over is unknown.'),
+            phrase('loss.use is "model", but the number of targets that the loss averages over is unknown.'),
             path="loss.use",
             advice=phrase("Add `count` to the output, or `labels` to the batch."),
         )
@@ -238,7 +238,7 @@ _MAX_GRAPH_CHECKS = 4
 """Number of batches for which the loss's autograd graph is compared with the batch's contents."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
-"""Linear operations: a loss that is a weighted sum of means is computed from the means with these."""
+"""Linear operations, which compute a weighted sum of their inputs, such as a loss from several means."""
 
 NOT_ONLY_MEANS = phrase(
     "The model's own loss contains a term that is not a mean over targets, such as a router's "
@@ -329,7 +329,7 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 
 class MeanCounter:
-    """Counter of the targets of each batch over which the model's own loss is a mean. `mismatch` is the
+    """Counter of the targets in a batch over which the model's own loss averages. `mismatch` is the
     reason why the losses of microbatches do not add up to the batch's loss; None if none was found."""
 
     def __init__(self) -> None:

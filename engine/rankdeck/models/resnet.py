@@ -1,9 +1,9 @@
 """Residual networks of depth 18, 34, 50 and 101: convolutions whose output is added to their input.
 
 images (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, of which layer2..4 each halve the
-height and width -> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so
-published weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for
-Image Recognition" (2015).
+height and width -> avgpool, flatten -> fc (B, classes). Modules have torchvision's names (layer2.0.conv1,
+fc), so torchvision's weights for the same depth fit. Read base.py first. Source: He et al., "Deep Residual
+Learning for Image Recognition" (2015).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class EarlyStacks:
         self._handle, self._number, self._file_id = handle, number, (stat.st_dev, stat.st_ino)
 
     def update(self) -> None:
-        """Register another signal if the script has installed its own handler for this one."""
+        """Register faulthandler for another signal if the script has its own handler for the current one."""
         if self._handle >= 0 and _signal.getsignal(self._number) != _signal.SIG_DFL:
             self.register()
 

@@ -46,7 +46,8 @@ class EpochTracker:
         """Whether each rank trains on its own part of its loader's batches."""
 
     def on_backward(self, tensors: Any, num_samples: int) -> None:
-        """Compare the number of samples from the loader with the rows of what the loss is computed from."""
+        """Record whether ranks divide the loader's batches: the loss then covers only this rank's share of
+        the `num_samples` samples."""
         world_size = self._session.world_size or 1
         if self._is_divided or world_size < 2:
             return

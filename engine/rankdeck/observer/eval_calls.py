@@ -95,7 +95,7 @@ class EvalCalls:
             self._hook = hook(self._on_forward)
 
     def _is_part(self, module: Any) -> bool:
-        """Check whether another object contains a module."""
+        """Check whether another object contains `module`."""
         # If this cannot be determined, assume a part: the mode is then considered intentional.
         if self._num_searches >= _MAX_REFERRER_SEARCHES:
             return True

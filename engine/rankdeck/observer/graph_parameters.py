@@ -1,4 +1,4 @@
-"""Finds parameters that no optimizer steps, although the loss's graph uses them between trained parameters.
+"""Finds parameters that no optimizer updates, although the loss's graph uses them between trained parameters.
 
 Layers in a Python list, or layers that are added to a model later, get gradients but are in no optimizer. The
 graph of a loss shows such layers wherever they are stored. A part before the first or after the last trained
@@ -119,8 +119,8 @@ def find_between(root: Any, stepped: set[int]) -> list[Any]:
 
 
 def _sort(root: Any, leaves: dict[Any, list[Any]]) -> list[Any] | None:
-    """Return the operations of the graph at `root`, each after those behind it, and fill `leaves` with the
-    leaves that each operation uses; None if there are too many operations."""
+    """Return the operations of the graph at `root` in topological order, the loss last, and fill `leaves`
+    with the leaves that each operation uses; None if there are too many operations."""
     order: list[Any] = []
     stack = [(root, False)]
     while stack:

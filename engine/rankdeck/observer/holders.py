@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 Holder = "tuple[str, str, int, str, str]"
-"""(kind, name, number of elements, shape of a tensor, line of the script that adds to it)"""
+"""Container or tensor that keeps others alive: (kind, name, number of elements, shape of a tensor, line of
+the script that adds to the container or tensor)."""
 _NUM_LAST = 16
-"""Number of newest elements by which containers are chosen for counting."""
+"""Number of newest elements of a container, and of values in each element, to search for tensors."""
 _MIN_ELEMENTS = 32
 _MAX_ELEMENTS = 1 << 17
 _MAX_TENSORS = 16
@@ -103,8 +104,8 @@ def find_container(is_counted: Callable[[Any], bool]) -> tuple[Any, int]:
 
 
 def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int, int]]:
-    """Return the containers without a maximum length for which `num_bytes` counts any bytes in their newest
-    elements, as (container, its length, bytes per element), by the container's id."""
+    """Return (container, its length, bytes per new element), by id, for each container without a maximum
+    length whose newest elements contain tensors; `num_bytes` returns a tensor's bytes, or 0 to ignore it."""
     found: dict[int, tuple[Any, int, int]] = {}
     for container, length, newest in _containers(num_bytes):
         if length >= _MIN_ELEMENTS and getattr(container, "maxlen", None) is None:
@@ -114,7 +115,7 @@ def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int
 
 
 def _containers(is_counted: Callable[[Any], Any]) -> Iterator[tuple[Any, int, list[Any]]]:
-    """Yield (container, its length, its newest elements) for each container with a new element that is, or
+    """Yield (container, its length, its newest elements) for each container with a newest element that is, or
     contains, a tensor for which `is_counted` is true."""
     for thing in gc.get_objects():
         # Not isinstance, which reads __class__: in a lazy proxy that may run the script's code.

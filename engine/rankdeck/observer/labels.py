@@ -2,8 +2,8 @@
 
 What looks like class labels may be lengths, domains or placeholders that the script ignores. So suspicious
 labels count only after the graph of a sampled step's loss has shown that a classification loss was computed
-from exactly these labels. A graph is read only while labels are suspicious. The labels of shuffled data are
-no longer so after the first batches, and from then on nothing is examined. Read loaders.py first.
+from exactly these labels. A graph is read only while labels are suspicious. The labels of shuffled data
+stop being suspicious after the first batches, and from then on nothing is examined. Read loaders.py first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 _MAX_LABELS = 4096
 """Maximum number of labels in a batch that is examined."""
 _MIN_LABELS, _MIN_BATCHES = 64, 8
-"""Minimum numbers of labels and batches before they are suspicious."""
+"""Minimum numbers of labels and of batches to examine before labels count as suspicious."""
 _MIN_LABELS_WITHOUT_END = 50_000
 """Minimum number of equal labels to report if no pass was completed: fewer may lack rare classes."""
 _MAX_PASSES = 10
@@ -68,7 +68,7 @@ class LabelChecks:
         return _Pass(self, iterator)
 
     def labels_of(self, batch: Any) -> Any:
-        """Return the tensor of class labels in a batch of (inputs, labels); None if there is none."""
+        """Return the tensor of class labels in a batch of inputs and labels; None if there is none."""
         if isinstance(batch, (list, tuple)) and len(batch) == 2:
             inputs, labels = batch
         elif hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
@@ -176,7 +176,7 @@ class _Pass:
         return True
 
     def _add(self, values: list[Any]) -> bool:
-        """Add a batch's labels; return whether each class has occurred in one run only."""
+        """Add a batch's labels; return whether the data may still be sorted by class."""
         checks, runs = self._checks, self._runs
         self._num_batches += 1
         checks.num_batches += 1

@@ -37,7 +37,7 @@ _MAX_BURSTS = 8
 _MAX_DEPTH = 32
 _MAX_PATHS = 3
 _PLAIN_TRAIN = ("torch.", "transformers.modeling_utils")
-"""Modules with classes whose `train` sets the mode of everything inside, as usual."""
+"""Prefixes of Python modules whose classes have a plain `train`: it sets the mode of everything inside."""
 
 
 class _EvalPart:
@@ -133,7 +133,7 @@ class LayerModes:
         return part.num_scans >= _MIN_SCANS and self._session.step - part.step + 1 >= _NUM_STEPS
 
     def _find(self, module: Any, path: str, found: dict[str, Any], depth: int) -> None:
-        """Find the outermost trained submodules in evaluation mode."""
+        """Add the outermost trained submodules in evaluation mode to `found`, by path."""
         if depth > _MAX_DEPTH or not self._trained.trains(module) or _has_own_train(module):
             return
         if depth and not module.training and not any(part.training for part in module.modules()):

@@ -1,7 +1,7 @@
 """Observes what was loaded into modules: keys that matched nothing, and weights replaced between steps.
 
 Only what `load_state_dict` itself reports is used; no tensor is compared. Before the first step, a script may
-try again with other keys, so that only the last attempt for each module counts. Read session.py first.
+call it again with other keys, so only the last call for each module counts. Read session.py first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A table lists the module of each library's logger and the calls to wrap right after the module is imported.
 All of these calls are documented, except one in Lightning's internal connector, which receives every
-`self.log` call of a LightningModule. Values are recorded as the library passes them on, before any backend
-sees them, under the script's names, and only in the process that logs them (rank 0 if the library restricts
+`self.log` call of a LightningModule. Values are recorded as the library passes them on, before they reach
+any backend, under the script's names, and only in the process that logs them (rank 0 if the library restricts
 logging to it). Read metrics.py first.
 """
 

@@ -5,7 +5,8 @@ if steps are very short. The minimum of each block of three readings must rise f
 amounts. Warm-up, page caches and buffers cause such a rise too, so a rise alone is not reported: all
 containers are then counted twice, one block apart, and a container is reported if it has grown with the steps
 and explains the rise. A container with a maximum length is left out, and so is a container of an object that
-can be reset, such as a metric, or of a dataset that has more samples. Read retained_graphs.py first.
+can be reset, such as a metric, or of a dataset that has more samples than the container. Read
+retained_graphs.py first.
 """
 
 from __future__ import annotations

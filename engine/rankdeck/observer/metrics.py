@@ -128,7 +128,8 @@ class MetricBuffer:
         self._on_row_added()
 
     def take(self, ending: bool = False) -> list[LoggedColumns]:
-        """Remove the rows before the first pending row, and return them as one event per logger."""
+        """Remove the rows before the first pending row, and return them as one event per logger. If `ending`
+        is True, wait briefly for pending values."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}

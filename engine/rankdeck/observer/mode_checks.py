@@ -1,4 +1,4 @@
-"""Checks whether modules are in training mode while they train, and in evaluation mode while evaluated.
+"""Checks whether modules are in training mode while they train, and in evaluation mode during evaluations.
 
 Only a model with dropout or batch norms behaves differently in the two modes. The mode of the module that
 really trains is read before each step (trained_modules.py); layer_modes.py checks the submodules. Read
@@ -24,7 +24,7 @@ _NUM_IN_A_ROW = 10
 """Number of steps in a row that must train in evaluation mode before this is reported."""
 _MIN_BATCHES = 2
 _MAX_PASSES = 8
-"""Maximum number of passes over loaders without gradients that are examined."""
+"""Maximum number of passes over loaders to examine while gradients are disabled."""
 
 
 class ModeChecks:

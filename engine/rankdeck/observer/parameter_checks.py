@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PART = "belonging"
 _NUM_EXAMINED = 15
-"""Number of steps to examine before a parameter without a gradient counts as having none."""
+"""Number of steps to examine before the next step is probed for parameters that never had a gradient."""
 _NUM_ALL_MISSING = 4
 _MAX_FRAMES = 60
 _MAX_NODES = 400
@@ -143,7 +143,7 @@ class ParameterChecks:
         )
 
     def _report_left_out(self, optimizer: Any) -> None:
-        """Report parameters of the model that have a gradient, but that no optimizer steps."""
+        """Report parameters of the model that have a gradient, but that no optimizer updates."""
         session = self._session
         stepped, model = stepped_ids(session), find_model(session, optimizer)
         if model is None or not stepped:
@@ -333,7 +333,7 @@ class ParameterChecks:
 
 
 def _fixed_ids(model: Any, stepped: set[int]) -> set[int]:
-    """Return the ids of the parameters that are not trained on purpose, although they have gradients."""
+    """Return the ids of the parameters that are left untrained on purpose, although they have gradients."""
     layers = [
         (module, {id(p) for p in module._parameters.values() if p is not None})
         for module in model.modules()
@@ -347,7 +347,7 @@ def _fixed_ids(model: Any, stepped: set[int]) -> set[int]:
 
 
 def _all_optimizers(torch: Any) -> list[Any]:
-    """Return all optimizers that exist, also those that have not stepped."""
+    """Return all optimizers that exist, including those that have not stepped."""
     # Once per model at most, and only if parameters seem to have no optimizer: it takes about 0.02 s.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
 

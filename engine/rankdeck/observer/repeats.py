@@ -1,4 +1,4 @@
-"""Checks whether training batches repeat: the same from each worker, or in the same order in each epoch.
+"""Checks whether each worker yields the same training batches, or each epoch has the same order.
 
 A few numbers are read from the first batches of an epoch, and only from tensors in host memory. Batches
 arrive from the workers in turn. If N workers yield the same samples, the batches in each group of N are
@@ -163,7 +163,7 @@ class _Pass:
 
 
 def _is_distinct(batches: list[tuple[Any, ...]]) -> bool:
-    """Check whether batches have so many distinct values that they are not equal by chance."""
+    """Check whether batches have enough distinct values not to be equal by chance."""
     return len({number for batch in batches for number in batch}) >= _MIN_DISTINCT_PER_BATCH * len(batches)
 
 

@@ -37,7 +37,7 @@ _MOMENTS = ("exp_avg", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq",
 _MIN_SHARE = 0.9
 """Minimum share of the optimizer's parameters whose weights came from the file."""
 _MAX_FIRST_STEPS = 16
-"""Maximum number of steps that all optimizers have taken when an optimizer starts to resume training."""
+"""Maximum number of steps of all optimizers before the first step of an optimizer that resumes training."""
 _MAX_TENSORS, _MAX_DEPTH, _MAX_FILES = 1024, 3, 16
 _OPTIMIZED, _NAMESPACE_FUNCTIONS = 1, frozenset(("locals", "vars", "eval", "exec", "dir"))
 

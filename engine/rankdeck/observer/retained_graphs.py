@@ -31,7 +31,7 @@ _NUM_FIRST = 8
 _MIN_AGE = 16
 """Number of steps after which the graph of a loss is expected to be gone."""
 _MIN_SPAN = 128
-"""Number of steps whose graphs must all be alive: shorter windows of losses do no harm."""
+"""Number of steps whose graphs must all be alive: storing fewer recent losses does no harm."""
 _MIN_MARKS = 6
 _MAX_MARKS = 64
 _MAX_LOSSES = 4

@@ -24,10 +24,10 @@ _MAX_INDICES = 1 << 18
 _MAX_EVALUATIONS = 8
 """Number of evaluation loaders whose samples are compared with the training loader's."""
 _MAX_TRAINED = 3
-"""Maximum number of training sets with which evaluations are examined: more sets are probably folds, bags or
-clients, which overlap on purpose."""
+"""Number of training sets after which evaluations are no longer examined: more sets are probably folds, bags
+or clients, which overlap on purpose."""
 _MAX_SHARED_SHARE = 0.95
-"""Maximum share of the evaluated samples that a faulty split has in common with the training samples."""
+"""Share of training samples among the evaluated ones above which the overlap counts as intentional."""
 _SEEDING_NAMES = {
     "seed", "manual_seed", "default_rng", "RandomState", "Random", "Generator", "get_worker_info",
     "initial_seed", "spawn", "SeedSequence", "setstate", "set_state", "set_rng_state", "fork_rng",

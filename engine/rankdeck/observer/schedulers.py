@@ -46,7 +46,7 @@ class _Schedule:
         """Whether the scheduler's counter determines the rate."""
         self.length: int | None = None
         self.first: tuple[int, int] | None = None
-        """(counter, finished steps of the optimizer)"""
+        """(counter, finished steps of the optimizer) when the counter was first read."""
         self.changed: tuple[int, int] | None = None
         """(counter, finished steps of the optimizer) when the counter last changed."""
         self.interval = 0

@@ -65,7 +65,7 @@ class RankSession(PartHooks):
         self.resume: Any = None
         """The ResumeChecks; None if loaded files are not checked."""
         self.finite: Any = None
-        """The FiniteChecks; None if values that are not finite are not examined."""
+        """The FiniteChecks; None if losses and gradients are not checked for NaN and infinity."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()
@@ -141,7 +141,7 @@ class RankSession(PartHooks):
     def report_anomaly(
         self, code: str, *, names: Any = (), step: int | None = None, line: str = "", **numbers: float
     ) -> None:
-        """Report what looks wrong in the script (events.Anomaly), once per code and per first name."""
+        """Report what looks wrong in the script (events.Anomaly), once per code and first of `names`."""
         names = [str(name)[:_MAX_NAME] for name in names]
         key = code, names[0] if names else ""
         if key not in self._anomalies and len(self._anomalies) < _MAX_ANOMALIES:

@@ -1,7 +1,7 @@
-"""Finds parameters that two optimizers step after the same backward pass.
+"""Finds parameters that two optimizers update after the same backward pass.
 
-Both must have used the same gradients, twice: the outer optimizer of local SGD gets gradients of its own,
-which the script writes after the inner optimizer's steps. Read steps.py first.
+Both must have used the same gradients after two backward passes: the outer optimizer of local SGD gets
+gradients of its own, which the script writes after the inner optimizer's steps. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SharedParameters:
         self._stepped: list[tuple[Any, Any]] = []
         """(weak reference, gradient of the shared parameter when it stepped) of each optimizer."""
         self._pairs: dict[tuple[int, int], Any] = {}
-        """Weak reference to a parameter that two optimizers share, by their ids; None once it is reported, or
-        if there is none."""
+        """Weak reference to a parameter that two optimizers share, by the ids of the optimizers; None if
+        there is no such parameter or it has been reported."""
         self._shared: Any = None
-        """The reference of the newest pair that shares one."""
+        """Weak reference to the parameter found last that two optimizers share."""
 
     def on_first_step(self, _: Any) -> None:
-        """Compare from now on: another optimizer steps."""
+        """Compare optimizers from now on: another one is about to step."""
         self._session.before_step.add(self._part, self.before_step)
 
     def on_backward(self, _: Any) -> None:

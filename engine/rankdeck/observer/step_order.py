@@ -1,7 +1,7 @@
 """Checks the order of the calls in a step: backward, unscale, clip, optimizer step, zero_grad.
 
 A check reports an anomaly after it has failed in a few steps in a row, except for clipping gradients that are
-still scaled, which is wrong at once. Whether DistributedDataParallel reduces gradients is read from its
+still scaled, which is reported at once. Whether DistributedDataParallel reduces gradients is read from its
 attribute `require_forward_param_sync`, which is False after a forward pass whose gradients will not be
 reduced. Read steps.py and losses.py first.
 """
@@ -67,7 +67,7 @@ class StepOrder:
         self.is_zeroed = False
         """Whether the gradients were cleared by `zero_grad` after the last backward pass."""
         self._zeroed: Any = None
-        """(gradient, version) of the examined parameter when that call began."""
+        """(gradient, version) of the examined parameter when the last call of `zero_grad` began."""
         self._num_zeroed = self._num_bypassed = 0
         self._roots: list[str | None] = []
         """Names of the losses' graph nodes in the backward calls since the last step."""
@@ -130,7 +130,7 @@ class StepOrder:
         self._roots.clear()
 
     def _is_written(self) -> bool:
-        """Check whether the script has written a gradient since it cleared it, as a projected one."""
+        """Check whether the script has written a gradient, such as a projected one, after `zero_grad`."""
         probe = self._probe and self._probe()
         gradient = None if probe is None else probe.grad
         if gradient is None:
@@ -141,7 +141,7 @@ class StepOrder:
         return bool(gradient._version > self._zeroed[1] + 1)
 
     def _has_probe(self, owner: Any) -> bool:
-        """Check whether the examined parameter belongs to an optimizer or to a module."""
+        """Check whether the examined parameter belongs to `owner`, an optimizer or a module."""
         owned = self._owners.get(id(owner))
         if owned is None or owned[0]() is not owner:
             # Once per owner: a script calls this in each step.
@@ -256,7 +256,7 @@ class StepOrder:
 
 
 def _is_zero(gradient: Any) -> bool:
-    """Check whether a gradient is 0, as far as it can be read now."""
+    """Check whether a gradient is 0; return False if it cannot be read now."""
     torch = sys.modules["torch"]
     is_readable = type(gradient) is torch.Tensor and gradient.layout is torch.strided
     if not is_readable or is_capturing(torch) or has_active_modes(torch):
@@ -285,7 +285,7 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def _call_before(session: RankSession, owner: Any, name: str, before: Any) -> None:
-    """Wrap the function `owner.name` so that it first calls `before` with its own arguments."""
+    """Wrap the function `owner.name` so that it first calls `before` with the same arguments."""
     original = getattr(owner, name)
     is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
 

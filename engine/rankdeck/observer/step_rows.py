@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_STEPS_PER_LINE = 500
 _NOT_SAMPLED = (None, None, None)
 _LAST_STEP_AFTER_S = 0.25
-"""A step counts as the last one if no other step follows within this time."""
+"""Time without another step after which a step counts as the last one."""
 
 
 class StepRows:

@@ -235,7 +235,7 @@ class StepObserver:
                 self._set_leader(track)
 
     def _set_leader(self, track: _OptimizerTrack) -> None:
-        """Make the track's optimizer the leading one; its steps set aside so far become steps of the run."""
+        """Make the track's optimizer the leading one; its uncounted steps become steps of the run."""
         optimizer = track.ref()
         self._leader = track
         self._session.step += len(track.uncounted_rows)

@@ -1,7 +1,7 @@
 """Finds the module that really trains inside a model, and its layers that depend on the mode.
 
 A model may be wrapped, or be part of a larger module that is never called itself: the module that really
-trains is the smallest one that contains all trained parameters, and the layers next to them that behave
+trains is the smallest one that contains all trained parameters and, next to them, all layers that behave
 differently in training and in evaluation. Frozen submodules do not count: their mode is chosen on purpose.
 """
 
@@ -138,7 +138,7 @@ class TrainedModules:
 
 
 def _is_drop_path(module: Any) -> bool:
-    """Check whether `module` is a layer, of a library or the script, that drops paths or values at random."""
+    """Check whether `module` seems to be a layer from outside torch that drops paths or values at random."""
     if "drop" not in type(module).__name__.lower() or module._modules:
         return False
     shares = (getattr(module, name, None) for name in ("p", "drop_prob", "drop_rate"))

@@ -54,7 +54,7 @@ class WeightDigester:
 
     def forget(self) -> None:
         self._initial: Any = weakref.WeakKeyDictionary()
-        """Optimizer -> digests of its parameters before its first step, by id; used once one leads."""
+        """Optimizer -> digests of its parameters before its first step, by id; used once it leads."""
         self._described: list[int] = []
         """Ids of the parameters that the digests belong to."""
         self._training = -1
@@ -62,7 +62,7 @@ class WeightDigester:
         self._after: list[int] | None = None
         """Digests right after the last step, if that step is due."""
         self._after_of: Any = None
-        """Weak reference to the optimizer of that step."""
+        """Weak reference to the optimizer after whose step `_after` was taken."""
         self._num_synced = 0
         """Number of times that the script has averaged weights between two steps."""
         self._has_joined = False

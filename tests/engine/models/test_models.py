@@ -132,7 +132,7 @@ def test_dropout_acts_in_training_only() -> None:
             gpt.build,
             {"vocabulary": 9, "heads": 5, "width": 64},
             "model.args.heads",
-            "Use 1, 2, 4, 8, 16, 32 heads",
+            "Set model.args.heads to one of 1, 2, 4, 8, 16, 32",
         ),
         (gpt.build, {"vocabulary": 9, "layers": 0}, "model.args.layers", "an integer such as 1, 2 or 128"),
         (gpt.build, {"vocabulary": 9, "dropout": 1.0}, "model.args.dropout", "0.1"),
