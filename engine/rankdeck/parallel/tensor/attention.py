@@ -120,7 +120,8 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """Return the first layer after `columns` that maps the total width of the heads to the block's width."""
+    """Return the first layer after `columns` that maps the total width of the heads to the block's width;
+    None if there is none."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
