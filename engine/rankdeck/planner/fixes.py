@@ -160,7 +160,7 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """Yield one line: changes or devices with which the run fits, or else how much memory is missing.
+    """Yield one line, which names changes or devices with which the run fits, or else the missing memory.
 
     Yield nothing if one of `lines` already fits, or if none of them has a prediction.
     """

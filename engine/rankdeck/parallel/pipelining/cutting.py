@@ -192,7 +192,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     if weighted[-1] < num_stages:
         raise ModelError(
             phrase(
-                "The model has {num_units} units with weights, too few for {num_stages} stages.",
+                "{num_stages} stages need as many units with weights, but the model has only {num_units}.",
                 num_units=weighted[-1],
                 num_stages=num_stages,
             ),
