@@ -1,7 +1,8 @@
 """Finds parameters that two optimizers update after the same backward pass.
 
-Both must have used the same gradients after two backward passes: the outer optimizer of local SGD gets
-gradients of its own, which the script writes after the inner optimizer's steps. Read steps.py first.
+A pair of optimizers is reported the second time, and only if both used the same gradients: the outer
+optimizer of local SGD gets gradients of its own, which the script writes after the inner optimizer's steps.
+Read steps.py first.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class SharedParameters:
 
     def forget(self) -> None:
         self._stepped: list[tuple[Any, Any]] = []
-        """(weak reference, gradient of the shared parameter when it stepped) of each optimizer."""
+        """Per optimizer: (weak reference, (id, version) of the shared parameter's gradient at its step)."""
         self._pairs: dict[tuple[int, int], Any] = {}
-        """Weak reference to a parameter that two optimizers share, by the ids of the optimizers; None if
-        there is no such parameter or it has been reported."""
+        """For each pair of optimizers, by their ids, a weak reference to a parameter that both have; None if
+        they share none, or once the pair is reported."""
         self._shared: Any = None
-        """Weak reference to the parameter found last that two optimizers share."""
+        """Weak reference to the shared parameter of the newest pair that shares one."""
 
     def on_first_step(self, _: Any) -> None:
-        """Compare optimizers from now on: another one is about to step."""
+        """Start comparing parameters, because an optimizer takes its first step."""
         self._session.before_step.add(self._part, self.before_step)
 
     def on_backward(self, _: Any) -> None:

@@ -51,7 +51,7 @@ class RankFile:
         self._seq, self.last_step = self._read_position()
 
     def _claim_with_retry(self, path: str) -> bool:
-        """Claim the file, retrying for a moment while another process writes to it."""
+        """Claim the file, retrying for a moment while it is locked; return False if it stays locked."""
         until = time.monotonic() + _CLAIM_TIMEOUT_S
         while not self._claim(path):
             if time.monotonic() > until:
@@ -91,7 +91,7 @@ class RankFile:
         return False
 
     def _has_descriptor(self) -> bool:
-        """Return whether the descriptor still refers to our file."""
+        """Return whether the descriptor still refers to the event file."""
         try:
             return _file_identity(self._handle) == self._file_id
         except OSError:

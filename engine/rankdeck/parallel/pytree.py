@@ -24,7 +24,7 @@ def call_model(module: Callable[..., Any], inputs: Any) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any], kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """Return the same structure with `change` applied to every tensor, or to every value of type `kinds`."""
+    """Return the structure `value` with `change` applied to every tensor or every value of type `kinds`."""
     if isinstance(value, kinds):
         return change(value)
     if type(value) is dict:
@@ -89,14 +89,14 @@ def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
             raise ModelError(
                 phrase(
                     "A batch of {num_samples} samples contains a tensor of shape {shape}, but "
-                    "strategy.use = {strategy} splits tensors along their first dim, which "
-                    "must be the batch.",
+                    "with strategy.use = {strategy}, tensors are split along their first dim, "
+                    "which must be the batch.",
                     num_samples=num_samples,
                     shape=tuple(tensor.shape),
                     strategy=strategy,
                 ),
                 path="strategy.use",
-                advice=phrase('Use strategy.use = "ddp" or "fsdp", which give each rank its own samples.'),
+                advice=phrase('Set strategy.use = "ddp" or "fsdp": each rank then gets its own samples.'),
             )
 
 

@@ -30,7 +30,7 @@ def materialize_sharded(
 ) -> list[nn.Parameter]:
     """Fill, split and shard the model, or this rank's stages of it, in place.
 
-    `fill(part)` puts a part on the device and skips modules that are already filled. Returns the weights that
+    `fill(part)` puts a part on the device and skips modules that are already filled. Return the weights that
     are replicated along the shard axis (scalars and other weights that cannot be sharded).
     """
 

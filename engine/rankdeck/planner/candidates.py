@@ -95,7 +95,10 @@ def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -
                     code="unknown-strategy",
                     path="strategy.use",
                     advice=did_you_mean(name, STRATEGIES)
-                    or phrase("Use all, own, or {names}.", names=format_choices(STRATEGIES)),
+                    or phrase(
+                        'Use "all", "own", or strategies separated by commas: {names}.',
+                        names=format_choices(STRATEGIES),
+                    ),
                 )
     if strategy.use not in names:
         candidates = []
@@ -166,8 +169,8 @@ class TargetDevice:
 
     @classmethod
     def of_gpu(cls, gpu: DeviceInfo | GpuStatus, others_bytes: int = 0) -> TargetDevice:
-        """Return the target device for an existing GPU; its total memory excludes what the driver
-        reserves."""
+        """Return the target device for an existing GPU, of which other processes use `others_bytes`; its
+        total memory excludes what the driver reserves."""
         total_bytes = None if gpu.total_bytes is None else gpu.total_bytes - (gpu.driver_bytes or 0)
         return cls(gpu.name, total_bytes, others_bytes, gpu_model(gpu.name, total_bytes))
 

@@ -41,7 +41,7 @@ class FakeValues:
 
     The training loop and torch read losses, norms and flags reduced across ranks, none of which affects
     memory; any two tensors compare as equal. What a model computes may depend on a value that it reads. Such
-    a read is answered by `answers` (value_answers.py); without `answers`, it raises the usual error of fake
+    a read is answered by `answers` (value_answers.py); without `answers`, it raises the normal error of fake
     tensors. If Hugging Face's masking code checks whether a batch has no padding, the answer follows from
     `has_padding`. The loss scaler, which checks whether gradients are infinite, gets 0: otherwise no
     optimizer step would ever run.

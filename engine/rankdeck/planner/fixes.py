@@ -54,7 +54,7 @@ _LAST_RESORT_KEYS = ("train.precision",)
 """Keys that are changed last, because changing them affects rounding; all other changes keep results the
 same."""
 _MAX_TENSOR_PARALLEL = 8
-"""Maximum number of slices of a layer: the usual number of GPUs in one machine."""
+"""Maximum number of slices of a layer: the number of GPUs in a typical machine."""
 _MAX_ACCUMULATE = 4
 """Maximum number of microsteps: planning each one takes as long as planning an undivided batch."""
 _MAX_REMAINING_SHARE = 0.95
@@ -160,7 +160,7 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """Yield one line: changes or devices with which the run fits, or else how much memory is missing.
+    """Yield one line, which names changes or devices with which the run fits, or else the missing memory.
 
     Yield nothing if one of `lines` already fits, or if none of them has a prediction.
     """

@@ -2,8 +2,8 @@
 
 Changes to torch are in torch_compat/fake_mode_patches.py and ddp.py. `PlanBackend` supplies what strategies
 request: real meshes, PlannedDdp as the wrapper for ddp, fake tensors instead of a model on "meta", and the
-attention masks that Hugging Face models use in a run. If DDP cannot be traced, the plan for ddp is the plan
-for single plus a set of buckets (see rank_plan.py). Read fake_pass.py first.
+attention masks that Hugging Face models use in a run. If DDP cannot be traced, the plan for the strategy
+`ddp` is that for `single` plus a set of gradient buckets (see rank_plan.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def planning_mode(
 
 
 class PlanBackend(Backend):
-    """Backend of strategies on fake tensors."""
+    """Backend that strategies use in a plan, where the model's tensors are fake."""
 
     def __init__(self, replaced: AttributePatches, built: Callable[[], None]) -> None:
         self._replaced = replaced
@@ -274,8 +274,8 @@ class ShapeDataset:
 
 
 class LargestBatchDataset:
-    """Data set that replaces a user's own and always returns the same batch for a given number of samples:
-    the run's batch with the most elements, enlarged where another batch is longer in a dim."""
+    """Data set that replaces a user's own and has one batch for each number of samples: the run's batch with
+    the most elements, enlarged where another batch is longer in a dim."""
 
     is_random = False
 

@@ -71,7 +71,7 @@ _OTHER_ANSWER_NOTES = {
     False: tr_noop("{size} if every value read is False or 0."),
 }
 _DDP_FALLBACK_NOTE = phrase(
-    "torch's DDP could not be traced: the estimate is for strategy single plus one set of gradient buckets."
+    "torch's DDP could not be traced: the estimate is for a single device plus one set of gradient buckets."
 )
 
 

@@ -275,7 +275,7 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""A dim's length, or a number: (its values in a batch's samples, each read alone; its value in the batch)."""
+"""Values of a dim's length, or of a number: (in each of a batch's samples, read alone; in the batch)."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -316,7 +316,7 @@ def list_leaves(value: Any) -> list[Tensor | int]:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the same structure with `change` applied to every tensor and integer."""
+    """Return the structure `value` with `change` applied to every tensor and integer."""
     return map_tensors(value, lambda leaf: leaf if isinstance(leaf, bool) else change(leaf), (Tensor, int))
 
 

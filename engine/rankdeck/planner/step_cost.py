@@ -206,7 +206,10 @@ class StepRecorder:
         self._moved[device].append((time.perf_counter(), operation))
 
     def operations(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
-        """Return all operations, grouped by device, each group in the order in which its operations ran."""
+        """Return all operations, grouped by device, each group in the order in which its operations ran.
+
+        `marks` are the spans of the step's phases.
+        """
         operations: list[Operation] = []
         for device in range(len(self._device_indices)):
             operations += merge_operations(
@@ -217,7 +220,7 @@ class StepRecorder:
     def _operations_of(self, device: int, marks: list[PhaseSpan]) -> list[Operation]:
         """Return a device's operations in the order in which they ran.
 
-        A phase's start or end, or a transfer, ends the current operation and starts the next.
+        The start or end of a phase in `marks`, or a transfer, ends the current operation and starts the next.
         """
         timeline: list[tuple[float, PhaseSpan | Operation, bool]] = [
             *((mark.start, mark, True) for mark in marks),

@@ -237,8 +237,8 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """Record the values that the model reads in its first forward pass; return None if the pass is too large
-    to compute, or fails.
+    """Record the values that the model reads in its first forward pass, with the operations `reads`; return
+    None if the pass is too large to compute, or fails.
 
     The pass gets as many samples as each forward pass of the run: those of the run's largest batch if batches
     vary in size, otherwise the first samples.

@@ -1,4 +1,4 @@
-"""Simulate compute time: each virtual device takes as long as its FLOPs need at a given rate.
+"""Simulate compute time: each virtual device takes as long as its FLOPs take at a fixed rate.
 
     slot = FLOPs of a forward or backward pass / rate     the device computes, then sleeps to the slot's end
 
@@ -219,8 +219,8 @@ class SimulatedPace:
         if largest * self._s_per_flop > self._max_slot_s:
             raise _pace_error(
                 phrase(
-                    "rehearsal.pace = simulated: one slot would take {slot_s:.0f} s, longer than the ranks "
-                    "wait for each other ({longest}).",
+                    "rehearsal.pace = simulated: one forward or backward pass would take {slot_s:.0f} s, "
+                    "longer than the ranks wait for each other ({longest}).",
                     slot_s=largest * self._s_per_flop,
                     longest=format_duration(self._max_slot_s),
                 ),
@@ -241,8 +241,9 @@ class SimulatedPace:
             )
         else:
             message = phrase(
-                "rehearsal.device_gflops = {asked:g} is too fast to simulate: computing takes "
-                "{share:.0%} of a slot here, but accurate timing allows at most 5 %.",
+                "rehearsal.device_gflops = {asked:g} is too fast to simulate: on this machine, the real "
+                "computation would take {share:.0%} of the simulated time, but accurate timing "
+                "allows at most 5 %.",
                 asked=asked_gflops,
                 share=cost / self._s_per_flop,
             )

@@ -129,7 +129,7 @@ def test_untraceable_ddp_falls_back_to_single(
     config = from_text(DDP, folder=Path.cwd())
     target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
     rank_plan = plan_rank(config, 0, target)
-    assert "the estimate is for strategy single" in rank_plan.notes[0]
+    assert "the estimate is for a single device" in rank_plan.notes[0]
     device = rank_plan.devices[0]
     assert device.by_kind["communication"] == device.by_kind["parameters"] > 0
     monkeypatch.undo()

@@ -78,7 +78,7 @@ def single_bucket_mb(module: Module) -> float:
 
 
 def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
-    """Return the mean sync time over the steps that torch timed (the first ten, then every hundredth).
+    """Return the mean sync time and overlap of the steps that torch timed (first ten, then every hundredth).
 
     The sync time runs from the first bucket's start to the last bucket's end; the overlap is the part of it
     during which the backward pass was still computing. Return None before the third step, or if this version

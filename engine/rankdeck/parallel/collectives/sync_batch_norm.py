@@ -98,8 +98,8 @@ class _Normalise(torch.autograd.Function):
 
 
 def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and biased variance (C,) and the total count () over all ranks, from this rank's
-    values."""
+    """Combine this rank's mean, sum of squared deviations and count with those of all other ranks; return
+    the global mean (C,), biased variance (C,) and count ()."""
     local_row = torch.cat([mean, squares, mean.new_tensor([count])])
     gathered = [torch.empty_like(local_row) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, local_row)

@@ -1,7 +1,7 @@
 """Communication between a pipeline's ranks outside its training schedule.
 
-This covers activations in evaluation, gradients of tied weights, norms, and weights sent to rank 0. Rank and
-stage numbers are those of the pipeline's group; `rank_of[i]` is the rank of stage i. All ranks of the group
+This covers activations in evaluation, gradients of tied weights, and weights sent to rank 0. Rank and stage
+numbers are those of the pipeline's group; `rank_of[i]` is the rank of stage i. All ranks of the group
 call each function here together. Read strategies/pipeline.py next.
 """
 
@@ -27,8 +27,8 @@ from rankdeck.torch_compat.modules import split_state_dict
 class StageCommunication:
     """Communication of one pipeline's ranks, in `group` (None: all ranks).
 
-    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default, this is the only
-    pipeline.
+    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default, this pipeline
+    is the only one.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class StageCommunication:
 
         `batches` lists (inputs, number of samples) per microbatch; `finish(index, outputs)` is called on the
         rank of the last stage. If `learn_shapes` is true, each stage first sends the shapes of its output to
-        the next stage, and this rank stores the shapes that it observes in `cut.boundaries`; the batches must
-        then have the size for which the model was cut.
+        the next stage, and this rank stores the shapes of its stages' inputs and outputs in `cut.boundaries`;
+        the batches must then have the size for which the model was cut.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []

@@ -126,10 +126,11 @@ def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundar
 def mark_gradients(
     boundaries: Sequence[Boundary], chain: Chain, inputs: Any, read: Callable[[Any], Sequence[Tensor]]
 ) -> list[Boundary]:
-    """Mark which tensors of the boundaries get no gradient.
+    """Return `boundaries` with `has_gradient` set for each tensor.
 
-    In training on one device, the weights from which such a tensor was computed get no gradient either, so an
-    optimizer does not update them. `read` returns the model outputs that the loss reads.
+    It is false if the loss does not depend on the tensor through autograd. In training on one device, the
+    weights from which such a tensor was computed get no gradient either, so an optimizer does not update
+    them. `read` returns the model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:

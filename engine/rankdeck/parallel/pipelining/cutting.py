@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that use it; for a buffer, the first one provides its value."""
+        """Map each tensor's id to the stages that use it; a buffer's first stage provides its value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -192,7 +192,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     if weighted[-1] < num_stages:
         raise ModelError(
             phrase(
-                "The model has {num_units} units with weights, too few for {num_stages} stages.",
+                "{num_stages} stages need as many units with weights, but the model has only {num_units}.",
                 num_units=weighted[-1],
                 num_stages=num_stages,
             ),

@@ -279,7 +279,7 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Store those tensors in a unit's `output` that a later stage needs."""
+        """Store those tensors of a unit's `output` that a later stage needs."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)
@@ -356,7 +356,7 @@ def _class_without_hooks(kind: Any) -> Any:
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     raise ModelError(
         phrase(
-            "A stage now needs {name} from another stage, which it did not need when the model was cut.",
+            "A stage now needs {name} from another stage, but did not need it when the model was cut.",
             name=name,
         ),
         path="strategy.use",

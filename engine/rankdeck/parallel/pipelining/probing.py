@@ -212,7 +212,7 @@ def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) 
     """Call `run(inputs)`, which runs the model, with fake tensors as inputs: they have only shapes.
 
     Real tensors are used if the model reads values, or if computing with them is faster than torch's shape
-    computation. The result of `run` must not hold tensors.
+    computation. The result of `run` must not contain tensors.
     """
     if is_cheap(model, inputs):
         return run(inputs)

@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor; the backward pass fails if it computes a gradient that is not sent back."""
+    """Return a received tensor; if it gets a gradient that is not sent back, the backward pass fails."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()

@@ -61,7 +61,7 @@ class ObservedUnit:
 
 
 def boundary_values(units: Sequence[ObservedUnit], cut: int) -> list[int]:
-    """Return the ids of the values that cross a cut before the unit at `cut`.
+    """Return the ids of the values that cross the cut before the unit with index `cut`.
 
     They are that unit's first argument, then every other value that was made before the cut and is an
     argument of a unit after the cut.

@@ -230,10 +230,10 @@ class ForwardState(_StateTracker):
             self._slots[name].set_value(self._tables, value)
 
     def _find_sequential_state(self) -> None:
-        """Find the state that each chunk passes on to the next; called after the first of several chunks.
+        """Record in `_sequential_names` the state that each chunk passes on to the next.
 
-        Such state belongs to modules that store samples or that have changed their weights in the forward
-        pass.
+        Call this after the first chunk of a batch. Such state belongs to modules that store samples or that
+        have changed their weights in the forward pass.
         """
         if len(self._samples) == 1:
             return

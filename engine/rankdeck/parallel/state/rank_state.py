@@ -33,7 +33,7 @@ class CrossRankState:
     def find_differences(
         self, groups: Groups, changed: Mapping[str, bool], value_of: Callable[[str], Any]
     ) -> None:
-        """Find the state values that changed on any rank and differ between ranks.
+        """Add to `differing_names` the state values that changed on any rank and differ between ranks.
 
         `changed` maps the name of each changed value to whether the value counts samples; such counts are
         always treated as different. All ranks call this together.

@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the first of `plan.unsplit_attentions`, else a block missing from `plan.blocks`, else None."""
+    """Return the first of `plan.unsplit_attentions`, else a block left out of `plan.blocks`, or None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))

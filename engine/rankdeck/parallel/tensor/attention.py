@@ -120,7 +120,8 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """Return the first layer after `columns` that maps the total width of the heads to the block's width."""
+    """Return the first layer after `columns` that maps the total width of the heads to the block's width;
+    None if there is none."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
@@ -132,9 +133,11 @@ def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -
     return None
 
 
-_HEADS_TEXT = tr_noop("{name} has {heads} heads, which cannot be split over {num_ranks} ranks.")
+_HEADS_TEXT = tr_noop(
+    "The number of heads of {name}, {heads}, is not divisible by the number of ranks, {num_ranks}."
+)
 _KEY_VALUE_HEADS_TEXT = tr_noop(
-    "{name} has {heads} heads ({key_heads} key/value heads), which cannot be split over {num_ranks} ranks."
+    "The heads of {name} (query: {heads}, key/value: {key_heads}) cannot be split over {num_ranks} ranks."
 )
 
 

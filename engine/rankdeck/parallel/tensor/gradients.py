@@ -115,7 +115,7 @@ def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
 
 
 def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
-    """Apply a weight's hooks to `gradient` and return the result.
+    """Apply a weight's hooks, which `marks` lists, to `gradient` and return the result.
 
     The result is None if the hooks remove the gradient, or update the weight themselves.
     """

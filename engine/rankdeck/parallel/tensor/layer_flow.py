@@ -67,7 +67,7 @@ def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
     """Find the weights between the layers of each group, and the modules with a residual path around their
-    row-split layers. All ranks of a run call this together.
+    row-wise layers. All ranks of a run call this together.
 
     `blocks` maps module names to None; if a forward pass is observed on this rank, each None is replaced with
     the module's arguments.

@@ -19,10 +19,10 @@ from rankdeck.models.losses import Loss
 
 
 def make_loss_parallel(loss: Loss) -> Loss:
-    """Return the loss for split logits.
+    """Return the loss for logits whose classes are split across ranks.
 
-    In training, run the loss and its backward pass inside torch's `loss_parallel()`; in evaluation the loss
-    gathers the logits.
+    In training, the caller must run the loss and its backward pass inside torch's `loss_parallel()`; in
+    evaluation, the loss gathers the logits.
 
     Raises:
         ModelError: the loss cannot be split.
@@ -30,7 +30,7 @@ def make_loss_parallel(loss: Loss) -> Loss:
     if loss.name != "cross_entropy":
         raise ModelError(
             phrase(
-                "strategy.loss_parallel supports only cross entropy, but loss.use = {loss}.", loss=loss.name
+                "strategy.loss_parallel supports only cross entropy, but loss.use is {loss}.", loss=loss.name
             ),
             path="strategy.loss_parallel",
             advice=phrase('Leave strategy.loss_parallel out, or set loss.use = "cross_entropy".'),

@@ -163,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation that needs all features, between a unit's column-wise layers and its
-    row-wise layer. All ranks call this together."""
+    """Return the name of the operation between a unit's column-wise layers and its row-wise layer that needs
+    all features; None if it is unknown. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 

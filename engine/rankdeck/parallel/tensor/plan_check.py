@@ -270,7 +270,7 @@ def split_difference_error(
 ) -> ModelError:
     """Return the error for layers whose slices would give a different result from the full layers.
 
-    `operation` is the operation that needs the layers' full outputs, if known.
+    `operation`, if known, needs the layers' full outputs; `is_given` is true if the user planned the split.
     """
     advice = _ALTERNATIVES_ADVICE
     if is_given:
@@ -359,9 +359,9 @@ _OTHER_LAYERS_TEXT = tr_noop(
     "other layers ({kinds})."
 )
 _NO_PAIR_TEXT = tr_noop(
-    "No two layers were found in {model} ({kinds}) that {num_ranks} ranks can split. The first "
-    "layer's outputs must go elementwise to the second layer only, and their width must be "
-    "divisible by the number of ranks."
+    "No two layers were found in {model} ({kinds}) that {num_ranks} ranks can split. Between the two "
+    "layers there must be only elementwise operations, the first layer's outputs must go to no other "
+    "layer, and their width must be divisible by the number of ranks."
 )
 _COMPUTED_WEIGHT_TEXT = tr_noop(
     "No layers to split were found in {model} ({kinds}): only plain layers can be split, but "
@@ -376,7 +376,7 @@ def _count_layer_types(model: nn.Module) -> Counter[str]:
 
 
 def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, str] | None:
-    """Return a column-wise and a row-wise layer whose slices give the same result as the full layers."""
+    """Return a column-wise and a row-wise layer whose slices give the full layers' result, or None."""
     try:
         trial = make_trial(model, num_ranks, inputs)
     except TrialImpossibleError:

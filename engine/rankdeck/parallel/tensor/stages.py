@@ -1,5 +1,5 @@
-"""Split layers along the tensor axis inside the stages of a pipeline, by one rank's part of the whole model's
-plan.
+"""Split layers along the tensor axis inside the stages of a pipeline: each rank applies the part of the whole
+model's plan that concerns its stages.
 
 Read plan.py and apply.py first.
 """
@@ -39,7 +39,10 @@ def split_stages(
                 module=tables[0],
             ),
             path="strategy.tensor",
-            advice=phrase("Use only one of stage and tensor, optionally with data or shard."),
+            advice=phrase(
+                "Use only one of strategy.stage and strategy.tensor, optionally with strategy.data or "
+                "strategy.shard."
+            ),
         )
     inside = plan.restrict_to_stages(
         cut.model, [set(cut.stages[stage].modules()) for stage in stages.local_stages]
@@ -52,7 +55,8 @@ def split_stages(
             ),
             path="strategy.tensor",
             advice=phrase(
-                "Set strategy.cuts so that such layers are in one stage, or use only one of stage and tensor."
+                "Set strategy.cuts so that such layers are in one stage, or use only one of strategy.stage "
+                "and strategy.tensor."
             ),
         )
     blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.local_stages]
@@ -90,13 +94,13 @@ def require_model_modules(stages: StageCommunication, axis: str) -> None:
             if any(True for _ in module.parameters(recurse=False)) and module not in modules:
                 raise ModelError(
                     phrase(
-                        "The stages of {model} run copies of its modules, but {axis} changes "
+                        "The stages of {model} run copies of its modules, but strategy.{axis} changes "
                         "the original modules.",
                         model=type(stages.cut.model).__name__,
                         axis=axis,
                     ),
                     path=f"strategy.{axis}",
                     advice=phrase(
-                        "Add a pipeline_units() method to the model, or set {axis} = 1.", axis=axis
+                        "Add a pipeline_units() method to the model, or set strategy.{axis} = 1.", axis=axis
                     ),
                 )

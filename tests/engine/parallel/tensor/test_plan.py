@@ -210,7 +210,7 @@ def test_a_flat_block_is_split_by_its_forward() -> None:
 
 
 def test_indivisible_heads_are_refused_with_valid_counts() -> None:
-    with pytest.raises(ModelError, match="4 heads, which cannot be split over 3 ranks") as refused:
+    with pytest.raises(ModelError, match="4, is not divisible by the number of ranks, 3") as refused:
         find_plan(gpt(width=36), 3)
     assert "Use 1, 2 or 4 devices" in str(refused.value.advice)
 
