@@ -176,7 +176,7 @@ class HostLink:
         """Close the pipe and set the time of the next attempt to connect.
 
         Raises:
-            MachineError: the host was never connected.
+            MachineError: no connection to the host has been established so far.
         """
         code, lines = self._close_pipe()
         self._is_up = False

@@ -44,7 +44,8 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps stored for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step; for a longer step, the step's duration."""
+"""Maximum gap between two ranks' end times of a shared step. If the step took longer than this, its
+duration is the maximum."""
 _MAX_JOIN = 1 << 16
 
 

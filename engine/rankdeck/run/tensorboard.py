@@ -128,5 +128,5 @@ def read_scalars(state: RunState) -> Iterator[ScalarsOfStep]:
 
 
 def _clamp_time(t: float, zero: float) -> float:
-    """Return `t`, the time of a value, or `zero` if `t` is not plausible."""
+    """Return `t`, the time of a value; if it is not plausible, return `zero`, the run's start."""
     return t if abs(t) < _MAX_TIME else zero

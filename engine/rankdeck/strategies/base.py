@@ -243,7 +243,7 @@ class Strategy(ABC):
 
     def broadcast_buffers(self) -> None:
         """Broadcast the first replica's buffers if training has changed them, so that all ranks evaluate with
-        the running statistics that a checkpoint will hold."""
+        the running statistics that a checkpoint will contain."""
         # Without a step since the last broadcast, buffers are equal on all ranks.
         buffers = list(self.module.buffers()) if self._buffers_differ else []
         if buffers:

@@ -294,7 +294,10 @@ class LayerSplitFacts(StrategyFacts):
             self.switch_to(None)
 
     def switch_to(self, device: int | None, phase: str = "") -> None:
-        """Attribute the thread's time to `device` from now on, and start a span of `phase` on that device."""
+        """Attribute the thread's time to `device` from now on, and start a span of `phase` on that device.
+
+        If `device` is None, the time until the next call is attributed to no device.
+        """
         if (device, phase) == (self._device, self._phase):
             return
         self._spans.stop(self._span)
