@@ -32,12 +32,12 @@ def lost_problem(run: RunDir) -> Problem:
     return Problem(
         "lost",
         phrase(
-            "No process holds the run's lock, and its exit record cannot be read: {file}.",
+            "The run's guard process has ended, and its exit record cannot be read: {file}.",
             file=last_word,
         )
         if os.path.lexists(last_word)
         else phrase(
-            "The run was killed from outside: no process holds its lock, and it left no exit record."
+            "The run was killed from outside: its guard process ended without writing an exit record."
         ),
         path=str(run.path),
         advice=phrase(

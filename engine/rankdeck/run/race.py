@@ -79,7 +79,7 @@ class LossAgreement(TranslatableStruct, kw_only=True):
 class RaceEntry(TranslatableStruct, kw_only=True):
     """One strategy with its options. `folder` is its run directory, inside the race's folder.
 
-    `state`: waiting | running | completed | failed | stopped; `problem` is why the entry failed. `place`
+    `state`: waiting | running | completed | failed | stopped; `problem`: why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
     entry that this entry repeats to measure the machine's drift. `seen` contains the notes that the run
     reported about itself, as a map from code to text. `verified` is the result, as text, of the check before

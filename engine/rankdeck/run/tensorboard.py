@@ -25,7 +25,7 @@ _MAX_FLOAT = 3.4e38
 
 
 class ScalarsOfStep(NamedTuple):
-    """Values by tag at one step, logged at `t` (Unix seconds)."""
+    """Values at one step, by tag; they were logged at `t` (Unix seconds)."""
 
     t: float
     step: int

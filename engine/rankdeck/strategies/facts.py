@@ -77,8 +77,8 @@ class StrategyFacts:
         return None
 
     def sync_times(self) -> SyncTimes | None:
-        """Return the time that a step's gradient sync takes and the part of it that overlaps with the
-        backward pass."""
+        """Return the duration of a step's gradient sync, and how much of that overlaps with the backward
+        pass."""
         return None
 
     def pipeline(self) -> PipelineFacts | None:
