@@ -1,6 +1,6 @@
 """Connect to a host through the local end of a pipe, and reconnect whenever the pipe breaks.
 
-The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
+The owner calls `poll` repeatedly, from a single thread; no call waits longer than its timeout. A failure of
 the first connection is an error; later connections are retried for as long as the owner polls. The link sends
 its own pings to measure how old the received data is, because ssh notices a lost connection only after
 about 15 seconds.

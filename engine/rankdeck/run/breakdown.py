@@ -9,8 +9,8 @@ driver does not distinguish processes (as in many containers), `unattributed` is
 together; for a user script it also includes the allocator's memory for tensors without a known owner. The
 kinds of torch's memory (parameters to temporary) are those of the device's peak in the last reported step:
 the allocator keeps the memory that the peak needed, so NVML counts that memory as used. NVML and torch are
-read at different times. If torch's number exceeds NVML's, it is reduced, so that all segments except driver
-and free always add up to NVML's used memory.
+read at different times. If torch reports more than NVML, its number is reduced, so that all segments except
+driver and free always add up to NVML's used memory.
 """
 
 from __future__ import annotations

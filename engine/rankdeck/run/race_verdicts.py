@@ -167,8 +167,8 @@ def _differences(
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Return why the entry's losses are expected to differ from the reference's, and whether the entry trains
-    as well as the reference; None if no difference is expected."""
+    """Return why the entry's losses are expected to differ from those of the reference, and whether the entry
+    trains as well as the reference; None if no difference is expected."""
     for candidate in (entry, reference):
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:

@@ -148,8 +148,9 @@ class RunState(AttemptRows):
     def _cut_history(self, before: dict[int, int | None], *, has_memory: bool) -> RunChange:
         """Discard steps that a later attempt trains again, once that attempt has reported where it continues.
 
-        `before` maps each attempt to the step after which it continued before the batch, as far as it was
-        reported; `has_memory` is true if the batch has memory reports. Return what changed.
+        `before` maps each attempt to the step after which it continues, as reported before the batch was
+        applied (None if not reported). `has_memory` is true if the batch has memory reports. Return the kinds
+        of data that changed.
         """
         changed, first_restored = RunChange.NOTHING, None
         for attempt in reversed(self.attempts.values()):
