@@ -280,7 +280,7 @@ _FileStamp = tuple[int, int, int]
 class RunFeed:
     """Source of the updates of one followed run.
 
-    `have` maps the name of each file that the client already has to a pair (size, tail checksum).
+    `have` maps file names to (size, tail checksum), for the files that the client already has.
     """
 
     def __init__(self, number: int, run: RunDir, have: Mapping[str, tuple[int, int]]) -> None:

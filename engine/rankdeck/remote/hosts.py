@@ -74,7 +74,7 @@ class RemoteCommand:
 
 
 class RemoteHost:
-    """One remote host. `folder` is the path, on that host, of the unpacked archive of the code.
+    """One remote host. `folder` is the path of the unpacked code on that host.
 
     `refusal` is the host's answer to a request that it refused; `error` is the reason why the host is no
     longer used. `on_output` is called with a command's output: the stream (1 or 2) and the bytes.

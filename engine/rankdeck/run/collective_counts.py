@@ -70,7 +70,7 @@ class CollectiveComparison:
         self._is_done = self._is_done or len(counts.changes) > _MAX_CHANGES
 
     def find_difference(self, num_ranks: int) -> CountDifference | None:
-        """Return the difference that remains in the last step that all ranks reported; None if none."""
+        """Return the difference that remains in the last step that all ranks reported, or None."""
         if self._is_done or len(self._ranks) < max(2, num_ranks):
             return None
         last = min(counts.until for counts in self._ranks.values())

@@ -259,7 +259,7 @@ _ABOUT_RATIO = 1.5
 
 
 def is_no_fit_advice(line: PlanLine) -> bool:
-    """Check whether an advice line only states that nothing fits, rather than what would help."""
+    """Check whether an advice line only states that nothing fits, without naming anything that would help."""
     return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 

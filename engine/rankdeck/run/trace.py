@@ -84,7 +84,7 @@ def _device_events(
 ) -> Iterator[TraceEvent]:
     """Yield a device's phases, and the gaps between them, as trace events that start `offset_s` later.
 
-    Tracks with the device's `name` are added to `tracks`.
+    `name` is the device's name. The tracks that the events use are added to `tracks`.
     """
     free_s = 0.0
     for span in row.spans:
