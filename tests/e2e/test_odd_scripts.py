@@ -200,7 +200,7 @@ def test_a_script_with_all_oddities_behaves_as_under_python(folder: Path) -> Non
     assert [rank["steps"] for rank in facts["observed"]["ranks"]] == [10, 5]
     assert (facts["steps"], facts["observed"]["optimizer"]) == (10, "torch.optim.adam:Adam")
     assert facts["loss"]["last"] == pytest.approx(float(lines[4]))
-    assert facts["notes"][0] == "SGD also stepped 10 times, besides the main optimizer"
+    assert facts["notes"][0] == "SGD also stepped 10 times, in addition to the main optimizer"
 
 
 HANG_SCRIPT = """

@@ -187,7 +187,7 @@ class SpanRecorder:
             self._sample = _Sample(step, is_tracked, simulated, self._clock.start_step())
 
     def mark_tracked(self) -> None:
-        """Mark the current step as slowed by the memory ledger, which tracks it from here on."""
+        """Mark the current step as slowed by the memory ledger, which tracks it from now on."""
         if self._sample is not None:
             self._sample.is_tracked = True
 

@@ -10,7 +10,7 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """Offset of a remote clock, from the answer with the shortest round trip in the last `WINDOW_S` seconds.
+    """Offset of a remote clock, measured by the shortest round trip of the last `WINDOW_S` seconds.
 
     The error of the offset is at most half of that round trip.
     """

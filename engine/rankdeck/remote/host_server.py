@@ -278,7 +278,10 @@ _FileStamp = tuple[int, int, int]
 
 
 class RunFeed:
-    """Updates of one followed run. `have` maps the names of the client's files to (size, tail checksum)."""
+    """Source of the updates of one followed run.
+
+    `have` maps file names to (size, tail checksum), for the files that the client already has.
+    """
 
     def __init__(self, number: int, run: RunDir, have: Mapping[str, tuple[int, int]]) -> None:
         self._number = number

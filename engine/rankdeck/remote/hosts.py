@@ -40,7 +40,7 @@ class CommandResult(msgspec.Struct):
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt that the command started; 0 if `place` does not contain it."""
+        """Number of the attempt that the command started; 0 if `place` does not contain a number."""
         number = self.place.rpartition("@")[2]
         return int(number) if number.isdecimal() else 0
 
@@ -74,7 +74,7 @@ class RemoteCommand:
 
 
 class RemoteHost:
-    """One remote host. `folder` is the folder on it that contains the unpacked archive of the code.
+    """One remote host. `folder` is the path of the unpacked code on that host.
 
     `refusal` is the host's answer to a request that it refused; `error` is the reason why the host is no
     longer used. `on_output` is called with a command's output: the stream (1 or 2) and the bytes.

@@ -1,8 +1,8 @@
 """Install this version of Rankdeck on another host, from a wheel that is built locally and sent over ssh.
 
 Rankdeck is installed into its own virtual environment in ~/.local/share/rankdeck, or into the environment of
-a given Python. The host's pip installs the dependencies from its own index, including the same version of
-torch as on the local host.
+the Python interpreter that the user chooses. The host's pip installs the dependencies from its own index,
+including the same version of torch as on the local host.
 """
 
 from __future__ import annotations

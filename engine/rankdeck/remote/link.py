@@ -1,6 +1,6 @@
 """Connect to a host through the local end of a pipe, and reconnect whenever the pipe breaks.
 
-The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A failure of
+The owner calls `poll` repeatedly, from a single thread; no call waits longer than its timeout. A failure of
 the first connection is an error; later connections are retried for as long as the owner polls. The link sends
 its own pings to measure how old the received data is, because ssh notices a lost connection only after
 about 15 seconds.
@@ -176,7 +176,7 @@ class HostLink:
         """Close the pipe and set the time of the next attempt to connect.
 
         Raises:
-            MachineError: the host was never connected.
+            MachineError: no connection to the host has been established so far.
         """
         code, lines = self._close_pipe()
         self._is_up = False

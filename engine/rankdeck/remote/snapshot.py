@@ -2,8 +2,9 @@
 
 The code consists of the files in the configuration's folder that git tracks or would add; without git, of the
 Python files and the lock file. Large files are left out: data is never copied. The unpacked folder is named
-after the archive's hash, so that the same code is stored only once. It remains as long as the configuration
-of a run on that host names it, since the run may be resumed at any time, and for a month longer.
+after the archive's hash, so that the same code is stored only once. It is never removed while the
+configuration of a run on that host refers to it, since the run may be resumed at any time. Otherwise it is
+removed once it has been unused for a month.
 """
 
 from __future__ import annotations
@@ -176,7 +177,9 @@ def _mark_used(path: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove old folders that no run names, within `_CLEANUP_TIMEOUT_S`; leave the rest for the next cleanup.
+    """Remove old folders to which no run refers; stop after `_CLEANUP_TIMEOUT_S`.
+
+    The next cleanup removes the remaining folders.
 
     Raises:
         OSError: a folder of runs cannot be read, so nothing is removed.
@@ -209,7 +212,7 @@ def _remove_folder(path: Path) -> None:
 def _is_unused(path: Path) -> bool:
     """Check whether a folder was last used more than `_KEEP_UNUSED_S` ago.
 
-    A time of last use that is in the future because of a wrong clock is set to now.
+    If a wrong clock has put the time of last use in the future, that time is set to now.
     """
     try:
         status = path.lstat()
@@ -223,8 +226,10 @@ def _is_unused(path: Path) -> bool:
 
 
 def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
-    """Yield, once each, the `names` that the configurations of local runs contain; stop at the time
-    `until_s`."""
+    """Yield each of `names` that the configuration of a local run contains, and remove it from `names`.
+
+    Stop when `time.monotonic()` reaches `until_s`.
+    """
     for run in _run_folders() if names else ():
         if not names or time.monotonic() > until_s:
             return

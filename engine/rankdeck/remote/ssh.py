@@ -31,10 +31,10 @@ _PERSIST_S = 30
 """Time for which an unused shared connection stays open."""
 _CLOSE_TIMEOUT_S = 2.0
 _MAX_FOLDER_LENGTH = 50
-"""Limit for the path length of the folder of sockets: a socket's path has at most 107 bytes, of which %C
+"""Maximum length of the path of the folder of sockets: a socket's path has at most 107 bytes, of which %C
 takes 40 and the suffix that ssh adds temporarily takes 17."""
 _SSH_ERROR = 255
-"""Exit code of ssh for its own errors; every other code is the remote command's."""
+"""Exit code of ssh for its own errors; every other code is that of the remote command."""
 # A command that ssh runs does not have a login shell's PATH, so the likely places are tried, starting with
 # the one that installer.py uses.
 _SERVE_SCRIPT = """\

@@ -22,7 +22,7 @@ PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
 _MAX_GREETING_BYTES = 1 << 16
-"""Maximum bytes that a login may print (a banner, an echo in .bashrc) before the server's first message."""
+"""Maximum number of bytes that a login may print (a banner, an echo in .bashrc) before the first message."""
 _READ_BYTES = 1 << 18
 
 
@@ -147,7 +147,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Bytes of a file that grows, starting at `offset`; offset 0 replaces the client's file."""
+    """Bytes of a file that grows, starting at `offset`; a piece with offset 0 replaces the client's file."""
 
     number: int
     name: str
@@ -289,7 +289,7 @@ class MessageWriter:
 
 
 def refusal_from_error(error: Any, number: int) -> Refused:
-    """Return the refusal for a RankdeckError, with texts short enough for a header."""
+    """Return the refusal of request `number` because of a RankdeckError; cut its texts to fit in a header."""
     problem = error.problem
     return Refused(
         number=number,

@@ -122,16 +122,17 @@ class StepAnatomy:
 
     @property
     def pipeline_window(self) -> tuple[float, float] | None:
-        """(Start of the first forward pass, end of the last backward pass) of a pipeline, in seconds; None
-        without a pipeline."""
+        """Start of the first forward pass and end of the last backward pass in a pipeline, in seconds since
+        the step's start; None without a pipeline."""
         work = [span for row in self.rows for span in row.microbatch_work()]
         return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
 
     def bubble(self, *, flushes: bool = True) -> float | None:
-        """Return a pipeline's bubble: its devices' idle share between first forward and last backward pass.
+        """Return a pipeline's bubble; None without a pipeline.
 
-        If `flushes` is False, the pipelines of consecutive steps overlap, so the idle share of each device's
-        own step is used instead. None without a pipeline.
+        The bubble is the share of the time between the first forward and the last backward pass in which
+        devices are idle. If `flushes` is False, the pipelines of consecutive steps overlap, so it is the idle
+        share of each device's own step instead.
         """
         window = self.pipeline_window
         if window is None:
@@ -143,7 +144,7 @@ class StepAnatomy:
 
 
 def is_valid_share(share: Spans) -> bool:
-    """Check whether a rank's reported columns have equal lengths, valid name indices and sensible values."""
+    """Check whether a rank's reported columns have equal lengths, valid name indices and plausible values."""
     times_us = (*share.start_us, *share.duration_us)
     lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
     lengths |= {len(column) for column in (share.stage, share.microbatch, share.num_bytes) if column}
@@ -275,7 +276,10 @@ class AnatomyCollector:
 
 
 def median_bubble(attempts: Sequence[AnatomyCollector], *, flushes: bool = True) -> float | None:
-    """Return the median bubble of the attempts' sampled steps, preferring steps not tracked by the ledger."""
+    """Return the median bubble of the attempts' sampled steps; None if no step has a bubble.
+
+    Steps that the memory ledger tracked are used only if there are no others.
+    """
     for followed in (False, True):
         bubbles = [
             entry[1 if flushes else 2]

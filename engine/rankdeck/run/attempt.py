@@ -101,7 +101,7 @@ class Attempt:
         return max(self._progress_time, stepped_at or 0.0) > reported_at
 
     def add_problem(self, source: EventPosition, problem: Problem) -> None:
-        """Record a problem that was raised, if it warns of a hang."""
+        """Record `problem`, raised at `source`, if it warns of a hang and no newer warning is recorded."""
         # Files are read in any order, so an older warning must not replace a newer one.
         if is_hang_problem(problem) and (self._hang is None or self._hang.reported_at <= source.t):
             self._hang = HangWarning(problem, source.t)

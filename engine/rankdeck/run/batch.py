@@ -146,7 +146,7 @@ class PeakColumns:
 
 @dataclass
 class MemoryColumns:
-    """Sampled steps of one device; `owners` has those that count only tensors with a known owner.
+    """Sampled steps of one device; `owners` has the steps that count only tensors with a known owner.
 
     `new_peaks` lists the complete reports of the steps whose peak is larger than all earlier peaks.
     """

@@ -5,12 +5,12 @@ memory.
 
 NVML reports the used memory, also per process; torch's allocator reports how much it has reserved and for
 what. `context` is the ranks' memory that torch has not reserved (the CUDA context, cuBLAS, NCCL). If the
-driver does not distinguish processes (as in many containers), `unattributed` stands for others and context
+driver does not distinguish processes (as in many containers), `unattributed` is others and context
 together; for a user script it also includes the allocator's memory for tensors without a known owner. The
 kinds of torch's memory (parameters to temporary) are those of the device's peak in the last reported step:
 the allocator keeps the memory that the peak needed, so NVML counts that memory as used. NVML and torch are
-read at different times. If torch's number exceeds NVML's, it is reduced, so that all segments except driver
-and free always add up to NVML's used memory.
+read at different times. If torch reports more than NVML, its number is reduced, so that all segments except
+driver and free always add up to NVML's used memory.
 """
 
 from __future__ import annotations

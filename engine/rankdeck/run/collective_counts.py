@@ -59,7 +59,7 @@ class CollectiveComparison:
 
     _ranks: dict[int, _RankCounts] = field(default_factory=dict)
     _equal_until: int = 0
-    """Last step at whose end all ranks had made the same calls."""
+    """Last step by the end of which all ranks had called each collective equally often."""
     _is_done: bool = False
 
     def add(self, event: events.Collectives) -> None:
@@ -70,7 +70,7 @@ class CollectiveComparison:
         self._is_done = self._is_done or len(counts.changes) > _MAX_CHANGES
 
     def find_difference(self, num_ranks: int) -> CountDifference | None:
-        """Return the difference that remains in the last step reported by all ranks; None if none does."""
+        """Return the difference that remains in the last step that all ranks reported, or None."""
         if self._is_done or len(self._ranks) < max(2, num_ranks):
             return None
         last = min(counts.until for counts in self._ranks.values())
@@ -123,7 +123,10 @@ class CollectiveComparison:
         )
 
     def _count_steps(self, name: str, step: int, last: int) -> tuple[int, int]:
-        """Return the numbers of steps in which the ranks called `name` differently and equally often."""
+        """Count the steps from `step` to `last` by whether the ranks called `name` equally often.
+
+        Return (steps with different numbers of calls, steps with equal numbers).
+        """
         firsts = {first for counts in self._ranks.values() for first, _ in counts.changes}
         boundaries = sorted({step, last + 1, *(first for first in firsts if step < first <= last)})
         apart = together = 0

@@ -222,6 +222,7 @@ class DeviceState:
 
     @property
     def memory_history(self) -> Curve:
-        """The driver's readings if any, else the peaks of sampled steps, else the observed owners' memory."""
+        """The driver's readings if any, else the peaks of sampled steps, else the memory of tensors with a
+        known owner."""
         candidates = (self.used_history, self.peak_history, self.owners_history)
         return next((history for history in candidates if len(history)), self.peak_history)

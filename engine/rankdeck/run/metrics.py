@@ -1,7 +1,7 @@
 """Store the values that a script has logged (events.Metrics): a curve per name, by the script's own step
 count.
 
-If the script gives no steps, or restarts its count (for example in every epoch), its values are drawn against
+If the script passes no steps or restarts its count (for example in every epoch), its values are drawn against
 the observed steps; if no steps were observed, against the number of calls. If several ranks log the same name
 through the same library, the lowest rank's values are shown. The number of names is limited, because names
 that contain a step number would otherwise fill the memory; the number of omitted names is reported.
@@ -36,7 +36,7 @@ class MetricKey(NamedTuple):
 
 @dataclass
 class MetricColumns:
-    """Values that one rank logged under one name; a step is NaN if the script gave none."""
+    """Values that one rank logged under one name; a step is NaN if the script passed no step."""
 
     steps: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)

@@ -69,8 +69,11 @@ class Movement(msgspec.Struct):
         return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Return the peers of rank `rank` that correspond to `peers` of rank `same`: the peers of both ranks
-        are along the same mesh axes."""
+        """Return the peers of rank `rank` that correspond to `peers`, the peers of rank `same`.
+
+        A corresponding peer has the original peer's coordinates on the mesh axes along which `peers` differ
+        from `same`, and the coordinates of `rank` on all other axes.
+        """
         coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
         base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
         varies = [
@@ -202,7 +205,7 @@ def build_timeline(
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
     `communication_share` scales the transfers: the device that sends the most bytes would send for that share
-    of its time and compute for the rest. A pipeline's schedule ignores the share. If `overlaps` is
+    of its time and compute for the rest. The share is ignored for a pipeline. If `overlaps` is
     true, the pipeline is not flushed between steps: inputs were sent in an earlier step, so no device waits
     for input.
     """

@@ -2,7 +2,7 @@
 
 Every line is complete: it names a strategy with its options, the memory that each device needs in a step, and
 a verdict. A line with `changes` is advice: the same run with one change, and how much memory that saves. The
-values in a line are predictions, unless their names say that they were measured. The cheapest and the
+values in a line are predictions, unless their names state that they were measured. The cheapest and the
 recommended line can be marked only once all lines are available (plan_marks.py). planner/pool.py makes these
 lines, and cli/plan.py prints them.
 
@@ -96,14 +96,14 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and its predicted needs.
 
     `label` is the strategy's display name, with the options that differ from the defaults. `verdict` is one
-    of VERDICTS and `reason` says why it is not "fits"; `refusal` is the problem that would end a run at once,
-    and is None if only the planner failed. `devices` is empty if nothing could be predicted. `configured` is
-    true if the configuration itself names this strategy.
+    of VERDICTS and `reason` explains why it is not "fits"; `refusal` is the problem that would end a run at
+    once, and is None if only the planner failed. `devices` is empty if nothing could be predicted.
+    `configured` is true if the configuration itself names this strategy.
 
     `changes` maps dotted keys of the configuration to changed values ("train.activation_checkpointing":
     true), in addition to `strategy` and `options`. A line with changes is advice: `saves_bytes` is how much
     less the fullest device would need, and `advice` describes the change in a sentence. If nothing fits, a
-    last advice line without `saves_bytes` names a way to make the run fit, or says that there is none.
+    last advice line without `saves_bytes` names a way to make the run fit, or states that there is none.
 
     `is_bound` is true if the values are only a lower ("least") or an upper ("most") bound, as stated
     by `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest train.global_batch
@@ -259,7 +259,7 @@ _ABOUT_RATIO = 1.5
 
 
 def is_no_fit_advice(line: PlanLine) -> bool:
-    """Check whether an advice line says that nothing fits, rather than what would help."""
+    """Check whether an advice line only states that nothing fits, without naming anything that would help."""
     return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 

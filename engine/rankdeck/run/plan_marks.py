@@ -86,7 +86,7 @@ def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
     once is recommended. If memory is tight in all lines that fit, the line that needs the least is
     recommended. A line that only might fit (a bound) is chosen only if no line is sure to fit, and a strategy
     with stale weights only if no other strategy was requested. If a predicted line is excluded for its stale
-    weights, the reason says so.
+    weights, the reason mentions that.
     """
     candidates = [(index, line) for index, line in enumerate(lines) if not line.changes]
     planned = [(index, line) for index, line in candidates if line.devices and line.strategy in STRATEGIES]

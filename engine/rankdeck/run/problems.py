@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def lost_problem(run: RunDir) -> Problem:
-    """Return the problem of a run that has no readable exit record and no guard."""
+    """Return the problem of a run that has no readable exit record, and whose guard no longer runs."""
     if not os.path.lexists(run.path):
         return Problem(
             "removed",
@@ -32,12 +32,12 @@ def lost_problem(run: RunDir) -> Problem:
     return Problem(
         "lost",
         phrase(
-            "No process holds the run's lock, and its exit record cannot be read: {file}.",
+            "The run's guard process has ended, and its exit record cannot be read: {file}.",
             file=last_word,
         )
         if os.path.lexists(last_word)
         else phrase(
-            "The run was killed from outside: no process holds its lock, and it left no exit record."
+            "The run was killed from outside: its guard process ended without writing an exit record."
         ),
         path=str(run.path),
         advice=phrase(
@@ -63,7 +63,10 @@ def _status_text(run: RunDir) -> str | None:
 
 
 def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
-    """Return a warning for events from a newer version and one for damaged events, if there are any."""
+    """Return a warning for events from a newer version and one for damaged events, if there are any.
+
+    `refused` is the number of events that were read but rejected as invalid; they count as damaged.
+    """
     problems = []
     if counts.newer:
         problems.append(
@@ -128,7 +131,7 @@ def exit_status_text(name: str, status: int) -> Phrase:
 def no_steps_text(*, has_started: bool, is_over: bool) -> Phrase:
     """Explain why a script's run has no recorded steps.
 
-    `has_started` says whether any rank has reported its start, which a rank does only after its first step.
+    `has_started` is true if any rank has reported its start, which a rank does only after its first step.
     """
     if has_started and is_over:
         return phrase("it ended before its first steps were recorded")

@@ -79,7 +79,7 @@ class LossAgreement(TranslatableStruct, kw_only=True):
 class RaceEntry(TranslatableStruct, kw_only=True):
     """One strategy with its options. `folder` is its run directory, inside the race's folder.
 
-    `state`: waiting | running | completed | failed | stopped; `problem` says why the entry failed. `place`
+    `state`: waiting | running | completed | failed | stopped; `problem`: why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
     entry that this entry repeats to measure the machine's drift. `seen` contains the notes that the run
     reported about itself, as a map from code to text. `verified` is the result, as text, of the check before
@@ -130,7 +130,7 @@ class RaceVerdicts(TranslatableStruct, kw_only=True):
     is the relative change of the median step time from the first entry to its repetition. `fastest` is the
     simplest of the fastest entries that train as well as the reference (reason: `fastest_why`). `winner` is
     None in a rehearsal, whose times are not GPU times. If the machine's speed changed too much to rank the
-    leading entries, `fastest` and `winner` are None and `inconclusive` says so. `notes` are display texts.
+    leading entries, `fastest` and `winner` are None and `inconclusive` explains that. `notes` are texts.
     """
 
     reference: int | None = None
@@ -204,7 +204,7 @@ def write_race(folder: RaceDir, race: Race) -> None:
 def read_race(folder: RaceDir) -> Race | None:
     """Return the race in a folder; None if its file cannot be read or is of an unknown version.
 
-    A race whose process was killed has the outcome "lost", but its measurements are kept. A title set by the
+    A race whose process was killed has the outcome "lost", but its measurements remain. A title set by the
     user replaces the stored title.
     """
     try:
@@ -252,8 +252,8 @@ def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
 
 
 def remaining_text(race: Race) -> str:
-    """Format a race's remaining time, estimated from the durations of the measured entries; before the first
-    measurement, from the predictions."""
+    """Format a race's remaining time. The estimate uses the durations of the measured entries; before the
+    first measurement, it uses the predictions."""
     waiting = [entry for entry in race.entries if not entry.is_over]
     took_s = [entry.measured.seconds for entry in race.entries if entry.measured is not None]
     if not took_s:

@@ -143,8 +143,8 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         difference=max_difference,
         step=step,
         reason=phrase(
-            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, but "
-            "rounding explains only {allowed:.0e}. The cause is unknown.",
+            "In step {step}, its loss differs from that of {reference} by {apart:.1e}, but rounding "
+            "explains only {allowed:.0e}. The cause is unknown.",
             step=first,
             reference=reference.label,
             apart=by,
@@ -167,8 +167,8 @@ def _differences(
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Return why the entry's losses are expected to differ from the reference's, and whether the entry trains
-    as well as the reference; None if no difference is expected."""
+    """Return why the entry's losses are expected to differ from those of the reference, and whether the entry
+    trains as well as the reference; None if no difference is expected."""
     for candidate in (entry, reference):
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:
@@ -246,7 +246,10 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift, without its size if another text mentions it (`is_mentioned`)."""
+    """Return notes on the machine's drift.
+
+    If `is_mentioned`, another text states the size of the drift, so the notes omit it.
+    """
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")
@@ -259,14 +262,14 @@ def _drift_notes(
     if abs(drift) < _REPORTED_DRIFT or not tied:
         return [
             phrase(
-                "The machine's speed drifted by {drift:+.0f} % between the first entry and its repetition.",
+                "Step times drifted by {drift:+.0f} % between the first entry and its repetition.",
                 drift=drift * 100,
             )
         ]
     return [
         phrase(
-            "The machine's speed drifted by {drift:+.0f} % between the first entry and its "
-            "repetition; positions {places} are indistinguishable.",
+            "Step times drifted by {drift:+.0f} % between the first entry and its repetition; positions "
+            "{places} are indistinguishable.",
             drift=drift * 100,
             places=join_phrases(map(_places_text, tied)),
         )
@@ -283,19 +286,22 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 
 
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
-    """Return a sentence if only the machine's drift makes the leading entries indistinguishable; else ''."""
+    """Return the verdict "inconclusive" as a sentence, or '' if it does not apply.
+
+    A race is inconclusive if only the machine's drift makes the leading entries indistinguishable.
+    """
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
         return ""
     return phrase(
-        "Inconclusive: the machine's speed changed by {drift:.0f} % during the race.", drift=abs(drift) * 100
+        "Inconclusive: step times changed by {drift:.0f} % during the race.", drift=abs(drift) * 100
     )
 
 
 def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tuple[RaceEntry | None, str]:
     """Return the simplest of the fastest entries that train as well as the reference, and why it was chosen.
 
-    While the race runs, return the fastest entry that trains as well as the reference.
+    Until the race is over, return the fastest entry that trains as well as the reference.
     """
     passed: list[RaceEntry] = []
     for group in groups:

@@ -241,8 +241,8 @@ def row_json(info: RunInfo) -> dict[str, object]:
 
 
 def last_step(run: RunDir) -> int:
-    """Return the last step that all ranks have reported and no later attempt trains again; 0 if there is
-    none."""
+    """Return the last step that all ranks have reported and that no later attempt trains again; 0 if there
+    is none."""
     limit: int | None = None
     for started in _read_starts(run):
         if started.source == events.SCRIPT:

@@ -113,7 +113,10 @@ class RunRows:
         return row if outcome == row.outcome else replace(row, outcome=outcome)
 
     def with_metrics(self, run: RunDir, metrics: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
-        """Add metrics from the run's state to its row. `stamp` was taken before the state was read."""
+        """Return the run's row, with `metrics` added if the run's files have not changed since `stamp`.
+
+        The caller took `stamp` with `read_stamp` before it read the state from which `metrics` come.
+        """
         info = self.info(run)
         if read_stamp(run.path)[0] == stamp[0]:
             info = replace(info, metrics=metrics)

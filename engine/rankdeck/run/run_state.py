@@ -7,7 +7,7 @@ they agree. The state does not depend on how the files are cut into batches or o
 attempt has its own state (attempt.py), and one rule combines the attempts' states.
 
 A resumed attempt reports the step after which it continues (events.Restored; in older runs its first steps
-imply that step). Later steps of earlier attempts are then discarded. Problems are kept, and errors of earlier
+imply that step). Later steps of earlier attempts are then discarded. Problems remain, and errors of earlier
 attempts become warnings. Memory is bounded (series.py). Invalid events are rejected and counted.
 """
 
@@ -146,8 +146,12 @@ class RunState(AttemptRows):
         return self.attempts[number]
 
     def _cut_history(self, before: dict[int, int | None], *, has_memory: bool) -> RunChange:
-        """Discard steps that a later attempt trains again, once that attempt has reported where it
-        continues."""
+        """Discard steps that a later attempt trains again, once that attempt has reported where it continues.
+
+        `before` maps each attempt to the step after which it continues, as reported before the batch was
+        applied (None if not reported). `has_memory` is true if the batch has memory reports. Return the kinds
+        of data that changed.
+        """
         changed, first_restored = RunChange.NOTHING, None
         for attempt in reversed(self.attempts.values()):
             if first_restored is not None:

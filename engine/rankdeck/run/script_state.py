@@ -26,7 +26,7 @@ class ScriptMetric:
     """One metric that the script has logged. `last` is the newest value, logged at `step`; the x axis of
     `curve` uses the same step numbers.
 
-    Steps are numbered by the script; if it gave no numbers or restarted its count, observed steps are used.
+    Steps are numbered by the script; if it passed no numbers or restarted its count, observed steps are used.
     """
 
     name: str

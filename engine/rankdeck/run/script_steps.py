@@ -3,10 +3,10 @@
 The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
 So a step gets a row as soon as the leading rank has taken the step. The leading rank is the lowest rank with
 at least half as many steps as the rank with the most steps. A row's step, time, learning rate and wait are
-the leading rank's, its loss is the mean and its sample count the sum over the ranks that reported them. A
-rank takes part in a step only if it ended that step at about the same time as the leading rank. So a rank
-that trains at its own pace takes no part, and neither does a process that trains on its own alongside the
-run's ranks (`standalone`).
+those of the leading rank; its loss is the mean, and its sample count the sum, over the ranks that reported
+them. A rank takes part in a step only if it ended that step at about the same time as the leading rank. So a
+rank that trains at its own pace takes no part, and neither does a process that trains on its own alongside
+the run's ranks (`standalone`).
 
 A late report from another rank changes rows that were already returned: `join` then starts with the first
 changed row. Memory is bounded, because only each rank's newest steps are stored for such changes.
@@ -44,7 +44,8 @@ _MAX_ROWS = 1 << 20
 """Maximum number of steps stored for all ranks together, but at least `_MIN_ROWS` for each rank."""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Maximum gap between two ranks' end times of a shared step; for a longer step, the step's duration."""
+"""Maximum gap between two ranks' end times of a shared step. If the step took longer than this, its
+duration is the maximum."""
 _MAX_JOIN = 1 << 16
 
 

@@ -106,7 +106,11 @@ class WeightComparison:
     def _find_averaged(
         self, step: int, different: Sequence[int], lowest: Sequence[int], described: events.WeightDigests
     ) -> None:
-        """Find out whether the ranks differ only in some parameters after `step`."""
+        """Update `left_out_names` and `equal_bytes` after the comparison of `step`.
+
+        `different` lists the indices of the parameters that differ, `lowest` the digests of the lowest rank;
+        `described` is the report with the parameters' names and sizes.
+        """
         names, sizes = described.names or [], described.sizes or []
         equal = set(range(len(names))) - set(different)
         averaged = [

@@ -358,8 +358,8 @@ class Ema:
     """Exponential moving averages of several rows, updated in batches of columns; a NaN leaves its row
     unchanged.
 
-    Each average is bias-corrected from the start, or resumes from a given value. Source: Kingma and Ba, Adam
-    (2015), section 3.
+    Each average is bias-corrected from the start, or resumes from an earlier average. Source: Kingma and Ba,
+    Adam (2015), section 3.
     """
 
     def __init__(self, alpha: float, num_rows: int = 1) -> None:

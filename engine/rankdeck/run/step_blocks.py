@@ -49,7 +49,7 @@ def to_blocks(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
 
 
 def _are_consecutive(steps: Sequence[Steps]) -> bool:
-    """Check for the usual case: consecutive lines of one rank, either all with a loss or all without.
+    """Check for the common case: consecutive lines of one rank, either all with a loss or all without.
 
     This uses no Python loop, so that checking a million lines takes less than a second.
     """
@@ -225,7 +225,7 @@ class StepJoiner:
         return norms
 
     def _written_ranges(self, end: int) -> list[tuple[int, int]]:
-        """Return ranges of the steps up to `end` that any rank reported, as (first, last) without
+        """Return the steps up to `end` that at least one rank reported, as ranges (first, last) without
         overlaps."""
         start = self._next or 1
         ranges = sorted(

@@ -1,6 +1,6 @@
 """Build a run's summary (summary.py) from its state, exit record, configuration and prediction.
 
-All metrics come from the run state. Values that were not reported are None; notes say what was not observed,
+All metrics come from the run state. Values that were not reported are None; notes list what was not observed,
 and why.
 """
 
@@ -365,7 +365,7 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
         yield f"a gradient scaler skipped {_count_text(lead.skipped, 'step')}"
     for name, count in (lead.other_optimizers if lead is not None else {}).items():
         times = _count_text(count, "time")
-        yield f"{name.rpartition(':')[2]} also stepped {times}, besides the main optimizer"
+        yield f"{name.rpartition(':')[2]} also stepped {times}, in addition to the main optimizer"
     for rank in script.standalone_ranks:
         yield f"rank {rank} is a process that trained on its own (pid {script.ranks[rank].pid})"
     taken = {rank: steps.num_steps for rank, steps in script.steps_by_rank.items()}
@@ -379,7 +379,7 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
         )
     if script.num_cut_names:
         cut = _count_text(script.num_cut_names, "name")
-        yield f"the script logged too many names: the values of {cut} were not kept"
+        yield f"the script logged too many names: the values of {cut} were not stored"
     if lead is not None and lead.wrapper == "DataParallel" and lead_device(state.imbalance()) is not None:
         yield _DATA_PARALLEL
 

@@ -25,7 +25,7 @@ _MAX_FLOAT = 3.4e38
 
 
 class ScalarsOfStep(NamedTuple):
-    """Values by tag at one step, logged at `t` (Unix seconds)."""
+    """Values at one step, by tag; they were logged at `t` (Unix seconds)."""
 
     t: float
     step: int
@@ -128,5 +128,5 @@ def read_scalars(state: RunState) -> Iterator[ScalarsOfStep]:
 
 
 def _clamp_time(t: float, zero: float) -> float:
-    """Return `t`, the time of a value, or `zero` if `t` is not plausible."""
+    """Return `t`, the time of a value; if it is not plausible, return `zero`, the run's start."""
     return t if abs(t) < _MAX_TIME else zero

@@ -82,7 +82,10 @@ def _phase_events(
 def _device_events(
     row: DeviceRow, share: events.Spans, offset_s: float, name: str, tracks: _Tracks
 ) -> Iterator[TraceEvent]:
-    """Yield a device's phases and the gaps between them."""
+    """Yield a device's phases, and the gaps between them, as trace events that start `offset_s` later.
+
+    `name` is the device's name. The tracks that the events use are added to `tracks`.
+    """
     free_s = 0.0
     for span in row.spans:
         is_under = span.start_s < free_s - _CLOCK_NOISE_S
@@ -118,7 +121,7 @@ def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
 
 
 def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
-    """Yield the events that set the processes' names and order."""
+    """Yield the events that set the processes' names, which end in `more`, and their order."""
     for rank in sorted(ranks):
         yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
         yield TraceEvent(ph="M", name="process_sort_index", pid=rank, args={"sort_index": rank})

@@ -88,7 +88,7 @@ def create_run_dir(
 
 
 def check_can_hold_runs(runs: Path) -> None:
-    """Check that run directories can be created in `runs`, without creating anything.
+    """Check that run directories can be created in `runs`, but create none.
 
     Raises:
         ConfigError: the folder of runs cannot be written to.
@@ -125,7 +125,7 @@ def _unwritable_error(runs: Path, error: OSError) -> ConfigError:
 def _attempt_files(
     folder: Path, suffix: str, config: RunConfig | ScriptConfig, environment: Mapping[str, Any]
 ) -> dict[Path, str]:
-    """Return the texts of an attempt's files by path. Secrets are in the private configuration only."""
+    """Return the text of each file of an attempt, by path. Only the private configuration has secrets."""
     import tomlkit
 
     tables = config.to_dict()

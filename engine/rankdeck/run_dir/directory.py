@@ -73,7 +73,7 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """The remote run that a directory is a copy of.
+    """The remote run of which a directory is a copy.
 
     `host` is the ssh name of the run's host and `path` the run's directory on that host. `is_lost` means that
     the run ended on the host without an exit record. The host's clock is `ahead_s` ahead of the local one.

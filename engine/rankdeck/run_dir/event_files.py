@@ -22,7 +22,7 @@ _MAX_TAIL_BYTES = 4 << 20
 
 
 def parse_attempt(file_name: str) -> int:
-    """Return the attempt in a file name: 12 for "rank-0.12.jsonl", 0 if the name has none."""
+    """Return the attempt number in a file name: 12 for "rank-0.12.jsonl", 0 if the name has none."""
     fields = file_name.rsplit(".", 2)
     return int(fields[1]) if len(fields) == 3 and fields[1].isdecimal() else 0
 

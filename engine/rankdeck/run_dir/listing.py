@@ -127,7 +127,7 @@ def ambiguous_name_error(text: str, names: Sequence[str]) -> RunNotFoundError:
 
 
 def _existing_folder(text: str, matches: Callable[[Path], bool]) -> Path | None:
-    """Return the run's or race's directory at the path `text`; None if `text` is not such a path."""
+    """Return `text` as a path if it is a path for which `matches` returns True; otherwise None."""
     try:
         path = expand_home(text)
         return path if matches(path.absolute()) else None
@@ -202,7 +202,9 @@ class RaceDir:
 
 
 def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
-    """Create a new race's folder. The race is listed once race.json exists.
+    """Create a new race's folder, with `asked_toml`, the requested configuration, as a private file.
+
+    The race is listed once race.json exists.
 
     Raises:
         ConfigError: the folder of runs cannot be written to.

@@ -243,7 +243,7 @@ class Strategy(ABC):
 
     def broadcast_buffers(self) -> None:
         """Broadcast the first replica's buffers if training has changed them, so that all ranks evaluate with
-        the running statistics that a checkpoint will hold."""
+        the running statistics that a checkpoint will contain."""
         # Without a step since the last broadcast, buffers are equal on all ranks.
         buffers = list(self.module.buffers()) if self._buffers_differ else []
         if buffers:
@@ -291,8 +291,8 @@ class Strategy(ABC):
     def compute_heldout(
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
-        """Run the forward pass and loss of a batch in eval mode. If `runs_on_all_ranks` is true, a rank
-        without valid samples also runs the forward pass, because it communicates, and discards its sums."""
+        """Run the forward pass and loss of a batch in eval mode. If `runs_on_all_ranks` is true, all ranks
+        communicate in the forward pass, so a rank without valid samples runs it too and returns zero sums."""
         if num_valid == 0 and not runs_on_all_ranks:
             return self.zero_sums()
         inputs, targets = self.to_device(batch)

@@ -152,7 +152,10 @@ class DataParallel(Strategy):
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
-        """Track state that replicas change in training; the model gets it after the backward pass."""
+        """Start to track the state that replicas change in training, for a batch split into `slices`.
+
+        After the backward pass, the changes are merged into the model.
+        """
         if self.module.training:
             self._replica_state.start(
                 [replica.model for replica in replicas], [num_samples(chunk) for chunk in slices]

@@ -77,8 +77,8 @@ class StrategyFacts:
         return None
 
     def sync_times(self) -> SyncTimes | None:
-        """Return the time that a step's gradient sync takes and the part of it that overlaps with the
-        backward pass."""
+        """Return the duration of a step's gradient sync, and how much of that overlaps with the backward
+        pass."""
         return None
 
     def pipeline(self) -> PipelineFacts | None:
@@ -294,7 +294,10 @@ class LayerSplitFacts(StrategyFacts):
             self.switch_to(None)
 
     def switch_to(self, device: int | None, phase: str = "") -> None:
-        """Attribute the thread's time to `device` from now on, and start a span of `phase` on that device."""
+        """Attribute the thread's time to `device` from now on, and start a span of `phase` on that device.
+
+        If `device` is None, the time until the next call is attributed to no device.
+        """
         if (device, phase) == (self._device, self._phase):
             return
         self._spans.stop(self._span)

@@ -1,6 +1,6 @@
 """hybrid: several kinds of parallelism at once, each along an axis of one mesh of ranks.
 
-    data     replicas; gradients are summed after backward      (parallel/collectives/grad_sync.py, as in ddp)
+    data     replicas; gradients summed after the backward pass (parallel/collectives/grad_sync.py, as in ddp)
     shard    shards of every weight, gathered block by block    (parallel/fsdp/blocks.py, as in fsdp)
     stage    consecutive layers, microbatches between them      (pipeline.py itself)
     tensor   slices of every large layer, sums in each block    (parallel/tensor/apply.py, as in tensor)

@@ -229,7 +229,7 @@ def test_an_inconclusive_race_can_be_run_again(
     again = make_entry(3, "single", 0.715, repeats=1)
     written.write(make_entry(1, "single", 0.316), make_entry(2, "dp", 0.196), again, outcome="completed")
     page = open_race_page(qtbot, app, written)
-    assert "Inconclusive: the machine's speed changed by 126 % during the race." in page.notes_label.text()
+    assert "Inconclusive: step times changed by 126 % during the race." in page.notes_label.text()
     assert "Fastest:" not in page.notes_label.text() and not page.winner_button.isVisible()
     assert [stat.value for stat in page.stat_strip.data] == ["2 of 2", "2 of 2", "inconclusive", "+126 %"]
     assert not any(row.is_fastest for row in page.table.row_model.rows)

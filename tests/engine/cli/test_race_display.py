@@ -68,7 +68,7 @@ def test_a_changed_machine_speed_makes_a_race_inconclusive(
     race = judged_race(make_entry(1, "single", 0.316), make_entry(2, "dp", 0.196), again, outcome="completed")
     print_race(RaceDir(tmp_path), race)
     out = capsys.readouterr().out
-    assert "Inconclusive: the machine's speed changed by 126 % during the race. Race again" in out
+    assert "Inconclusive: step times changed by 126 % during the race. Race again" in out
     assert "simplest" not in out
 
 

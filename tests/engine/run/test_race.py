@@ -128,8 +128,8 @@ def test_the_winner_is_the_simplest_of_the_fastest_equal_entries(
 @pytest.mark.parametrize(
     ("times", "again", "fastest", "inconclusive"),
     [
-        ((0.316, 0.196), 0.715, None, "Inconclusive: the machine's speed changed by 126 % during the race."),
-        ((0.316, 0.196), 0.16, None, "Inconclusive: the machine's speed changed by 49 % during the race."),
+        ((0.316, 0.196), 0.715, None, "Inconclusive: step times changed by 126 % during the race."),
+        ((0.316, 0.196), 0.16, None, "Inconclusive: step times changed by 49 % during the race."),
         ((0.316, 0.1), 0.35, 2, ""),
         ((0.316, 0.196), 0.32, 2, ""),
         ((0.1, 0.1), 0.2, 1, ""),

@@ -123,7 +123,7 @@ def test_notes_list_disabled_parts_and_differences(run: WrittenScript) -> None:
         "the observer's part memory is off on rank 1: no owners",
         "the loss of rank 1 was not finite in step 7",
         "a gradient scaler skipped 1 step",
-        "SGD also stepped 40 times, besides the main optimizer",
+        "SGD also stepped 40 times, in addition to the main optimizer",
         "ranks took different numbers of steps: rank 0 10, rank 1 3",
     ]
 
