@@ -10,7 +10,7 @@ import typer
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import Phrase, phrase, tr_noop
 from rankdeck.cli import console, remote_command
-from rankdeck.cli.options import AsJson, RunName, find_race, find_run
+from rankdeck.cli.options import AsJson, RunName, RunOrRaceName, find_race, find_run
 from rankdeck.diagnose.child_processes import CHILD, LOADER_WORKER
 from rankdeck.diagnose.stacks import format_location
 
@@ -40,7 +40,7 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
 
 
 def stop(
-    name: RunName,
+    name: RunOrRaceName,
     now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the step.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -240,7 +240,7 @@ def _child_to_json(stack: ChildStack) -> dict[str, object]:
 
 
 def label(
-    name: RunName,
+    name: RunOrRaceName,
     title: Annotated[
         str | None, typer.Option("--name", metavar="TEXT", help='New name; "" restores the original one.')
     ] = None,

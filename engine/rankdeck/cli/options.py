@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help='Directory or name of a run, or "last".')]
+RunOrRaceName = Annotated[
+    str, typer.Argument(metavar="RUN", help='Directory or name of a run or a race, or "last".')
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as in --set train.steps=50."),

@@ -13,7 +13,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.console import is_stdout, output_name, output_path
-from rankdeck.cli.options import AsJson, RunName, find_race, find_run
+from rankdeck.cli.options import AsJson, RunName, RunOrRaceName, find_race, find_run
 from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def runs(
 
 
 def show(
-    name: RunName,
+    name: RunOrRaceName,
     with_plan: Annotated[
         bool, typer.Option("--plan", help="Predict the memory first if there is no plan (a few seconds).")
     ] = False,

@@ -35,7 +35,7 @@ class ObserveLevel(enum.StrEnum):
 _TORCHRUN_PANEL = "torchrun options"
 ScriptArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]", hidden=True),
+    typer.Argument(metavar="SCRIPT [ARGS]", hidden=True, help="Script to run, and its arguments."),
 ]
 NprocPerNode = Annotated[
     str | None,

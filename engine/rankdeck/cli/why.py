@@ -32,7 +32,7 @@ _MAX_MODULES = 8
 def why(
     name: RunName,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Time limit per plan in seconds.")
+        float, typer.Option(metavar="SECONDS", min=1, help="Time limit for planning each fix, in seconds.")
     ] = ROW_TIMEOUT_S,
     trust: Trust = False,
     as_json: AsJson = False,

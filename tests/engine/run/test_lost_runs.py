@@ -52,7 +52,7 @@ def test_an_unreadable_exit_record_means_lost(run: WrittenRun, put: Callable[[Pa
 
 
 def test_a_run_without_an_exit_record_was_killed(run: WrittenRun) -> None:
-    assert "it left no exit record" in " ".join(
+    assert "its guard process ended without writing an exit record" in " ".join(
         rankdeck_in_process("show", run.dir.name, exit_code=0).err.split()
     )
 
