@@ -133,6 +133,6 @@ class CodePage(Page):
         self.message_label.setText(text)
         self._message_bar.setVisible(bool(text))
         if self.line is not None and is_there:
-            self.editor.set_line_problems({self.line: self._message or tr("Here")} if self._message else {})
+            self.editor.set_line_problems({self.line: self._message} if self._message else {})
             # The file is read whenever the page is shown, which must not move the focus.
             self.editor.go_to_line(self.line, focus=False)

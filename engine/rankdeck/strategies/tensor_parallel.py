@@ -7,10 +7,11 @@ Where: each rank holds 1/n of the split weights with their gradients and optimiz
 weights (norms, positions) in full. It holds 1/n of the activations between the two layers of a pair, and the
 whole residual stream between blocks (1/n with sequence_parallel). Sent per rank and step: 4 sums per block,
 two in the forward pass and two in the backward pass, each 2(n-1)/n x A bytes for A = batch x tokens x width;
-with a split vocabulary one more sum for the embedding, and the logits once (a few numbers per token with
-loss_parallel). Wins: layers too large for one device, on links as fast as NVLink. Breaks: slow links, because
-computation waits for every sum; numbers of heads that n does not divide; layers other than Linear and
-Embedding. Source: Shoeybi et al., "Megatron-LM" (2019).
+with a split vocabulary two more sums (the embedding's in the forward pass, the output layer's in the backward
+pass), and the logits once (a few numbers per token with loss_parallel). Wins: layers too large for one
+device, on links as fast as NVLink. Breaks: slow links, because computation waits for every sum; numbers of
+heads that n does not divide; layers other than Linear and Embedding. Source: Shoeybi et al., "Megatron-LM"
+(2019).
 
 ../parallel/tensor/plan.py decides what is split, and ../parallel/tensor/apply.py splits it. Read ddp.py
 first, hybrid.py next.

@@ -264,7 +264,7 @@ def stats(snapshot: RaceSnapshot) -> tuple[Stat, ...]:
         ),
         Stat(_fastest_label(race, best), inconclusive or fastest, inconclusive or "888.8 ms"),
         Stat(
-            tr("Machine drift"),
+            tr("Step time drift"),
             UNKNOWN if drift is None else f"{drift * 100:+.0f} %",
             "+88 %",
             bool(inconclusive),
