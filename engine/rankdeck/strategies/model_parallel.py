@@ -186,7 +186,7 @@ class ModelParallel(Strategy):
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
         """Move a tensor from device `source` to device `target`; its gradient is transferred back to
-        `source`. The memory ledger labels the copy `kind`."""
+        `source`. In a rehearsal, the copy is labelled `kind` ("activations" by default)."""
         # Bytes are counted per training step, without evaluations.
         if self.module.training:
             num_bytes = tensor.numel() * tensor.element_size()

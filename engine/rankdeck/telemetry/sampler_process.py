@@ -26,8 +26,7 @@ HEALTHY_AFTER_S = 60.0
 """Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""If more time than this passes between two polls, this process and the sampler are assumed to have been
-suspended."""
+"""Time between two polls above which this process and the sampler are assumed to have been suspended."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals that a crash of the library causes. Any other signal comes from outside the sampler and is not
