@@ -171,7 +171,7 @@ def test_many_xid_errors_are_one_problem(gpus: SimulatedGpus, run: RunDir) -> No
     request_stop(run)
     assert launching.wait_for_exit_record(run, 10).outcome == "stopped"
     notices = read_notices(run, "xid")
-    assert len(notices) == 2 and "more times" in notices[-1].message
+    assert len(notices) == 2 and "Further occurrences" in notices[-1].message
     assert len(launching.read_problems(run, "warning")) == 2
 
 

@@ -156,7 +156,7 @@ class ModelParallel(Strategy):
             return self.heldout_sums(outputs, self._to_stage(targets, len(self.stage_modules) - 1))
 
     def _to_stage(self, value: Any, index: int) -> Any:
-        """Move inputs or targets from the CPU to a stage's device."""
+        """Move inputs or targets from the CPU to the device of stage `index`."""
         with self.ledger.paused():
             value = cast_to(value, self.setup.dtype)
         if self._virtual is not None:
@@ -185,7 +185,8 @@ class ModelParallel(Strategy):
         return tensor if source is None else self._virtual.copy(tensor, source, index, "buffers")
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """Move a tensor from device `source` to device `target`; its gradient flows back the same way."""
+        """Move a tensor from device `source` to device `target`; its gradient is transferred back to
+        `source`. In a rehearsal, the copy is labelled `kind` ("activations" by default)."""
         # Bytes are counted per training step, without evaluations.
         if self.module.training:
             num_bytes = tensor.numel() * tensor.element_size()

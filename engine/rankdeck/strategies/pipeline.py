@@ -1,6 +1,6 @@
 """pipeline: each rank holds one or two stages of consecutive layers; microbatches flow through the stages.
 
-    rank 0   F0 F1 F2 F3       B0    B1    B2    B3          F, B: forward and backward of a microbatch
+    rank 0   F0 F1 F2 F3       B0    B1    B2    B3          F, B: forward, backward pass of a microbatch
     rank 1      F0 F1 F2 F3 B0    B1    B2    B3             blank: the bubble, (p-1)/(m+p-1) of the step
 
 Where, for m microbatches on p stages: each rank holds weights, gradients and optimizer state of its own
@@ -70,7 +70,7 @@ class PipelineParallel(Strategy):
         pipelines: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Create the strategy. Ranks in `setup` are numbered within `group` (default: all ranks); `pipelines`
-        lists the ranks of every such group."""
+        lists the ranks of each pipeline of the run (default: the group is the only pipeline)."""
         super().__init__(setup)
         self._group = group
         self._pipelines = pipelines
@@ -135,8 +135,8 @@ class PipelineParallel(Strategy):
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
                 phrase(
-                    "strategy.schedule = {schedule} splits the backward pass and supports only "
-                    "one input tensor per stage, but {num_tensors} tensors enter stage {stage}.",
+                    "The schedule {schedule} splits the backward pass and supports only one input "
+                    "tensor per stage, but {num_tensors} tensors enter stage {stage}.",
                     schedule=self.options.schedule,
                     num_tensors=len(self.cut.boundaries[several]),
                     stage=several,
@@ -151,9 +151,11 @@ class PipelineParallel(Strategy):
         return True
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
-        """Build the whole model on the CPU, cut it, and keep this rank's stages.
+        """Build the whole model on the CPU, cut it, and keep this rank's stages. `rank_of` lists the rank of
+        each stage.
 
-        Every rank builds it from the run's seed, so the initial weights equal those of a run on one device.
+        Every rank builds the model from the run's seed, so the initial weights equal those of a run on one
+        device.
         """
         setup = self.setup
         assert setup.read_samples is not None
@@ -244,7 +246,7 @@ class PipelineParallel(Strategy):
         """Set the shapes of the tensors between stages for this batch, whose samples may be padded to a
         different length than those of the previous batch.
 
-        All ranks of a pipeline see the same batches.
+        All ranks of a pipeline process the same batches.
         """
         sizes = _sample_sizes(batch[0])
         if sizes == self._sizes:
@@ -255,7 +257,8 @@ class PipelineParallel(Strategy):
         self._sizes, self.cut.boundaries[:] = sizes, self._boundaries_by_size[sizes]
 
     def _learn_boundaries(self, batch: Batch) -> None:
-        """Find the shapes of the tensors between stages by running one microbatch forward in eval mode."""
+        """Find the shapes of the tensors between stages by running the forward pass of one microbatch in eval
+        mode."""
         self.require_varying_sizes()
         # A real forward, not one on fake tensors: a rank has only its own stages, possibly sharded.
         inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))

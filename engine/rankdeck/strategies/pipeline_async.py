@@ -1,7 +1,7 @@
 """pipeline-async: a pipeline that never flushes; weights are updated as soon as a gradient arrives.
 
-    rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p runs forward of microbatch k, then
-    rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           backward of k - (p-1-s), and updates its weights
+    rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p: forward pass of microbatch k, then
+    rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           backward pass of k - (p-1-s), then an update
 
 Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (with stash;
 two with 2bw) and the activations of p - s microbatches. Sent per rank and microbatch, for each cut: the
@@ -281,9 +281,9 @@ class AsyncPipeline(PipelineParallel):
     def _finish_sending(self, *, keep_calls: int) -> None:
         """Release sent tensors, except those sent in the last `keep_calls` calls of `forward_backward`.
 
-        Some backends mark a send as finished only when it is waited for. Two calls after a send, this wait
-        takes no time: the tensors that this stage has received since then show that the neighbour has
-        received the sent tensor.
+        Some backends mark a send as finished only once `wait` is called on it. Two calls after the send,
+        `wait` returns at once: the tensors that this stage has received since then show that the neighbour
+        has received the sent tensor.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():
@@ -291,8 +291,8 @@ class AsyncPipeline(PipelineParallel):
                     work.wait()
 
     def _adopt_in_flight(self) -> None:
-        """Register the tensors of microbatches in flight with the ledger, if tracking has started in the
-        middle of the run."""
+        """Register the tensors of microbatches in flight with the memory ledger, if the ledger has started
+        tracking in the middle of the run."""
         ledger = self.ledger
         is_followed = ledger.is_tracking
         if is_followed and not self._was_tracked:

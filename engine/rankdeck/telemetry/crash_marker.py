@@ -2,8 +2,9 @@
 
 A library that crashes ends its process without a message. The sampler marks each call before it makes the
 call: the last mark names the device of a crashed call, so that the next sampler can skip that device, and an
-old mark means that a call has hung. After the mark, Python writes the crashed thread's stack, which shows
-whether the thread that waits for events has crashed; no device is to blame then.
+old mark means that a call has hung. If the process crashes, faulthandler writes the crashed thread's stack
+into the same file, behind the mark. If the stack shows that the thread that waits for events crashed, no
+device is to blame.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 from rankdeck.telemetry.readings import Device, ProcessUse, is_indexed_uuid, throttle_reasons
 
 DRIVER_OVERHEAD_BYTES = 2**30
-"""Maximum amount of memory, used by no listed process, that is attributed to the driver and the display."""
+"""Maximum amount of memory that is attributed to the driver and the display if no listed process uses it."""
 _JSON_KEYS = (
     "index", "uuid", "name", "total_bytes", "used_bytes", "utilisation", "temperature_c", "power_w",
     "processes", "memory_utilisation", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "throttle",
@@ -44,10 +44,10 @@ class GpuRefusal(Enum):
 class GpuStatus(Device, kw_only=True):
     """A device with its readings; a metric is None if its value is unknown or stale.
 
-    `states`: the reason (unsupported | error | stale) for each metric that is None, and for "processes".
-    `stale_used_bytes`: the used memory, if the reading is stale. `processes` is None before the first query,
-    and empty if the driver does not report them. `run`: the directory of the run that holds the device's
-    lease. `instance`: a MIG instance's number on its GPU. `age_s`: age of the oldest reading.
+    `states`: the reason (unsupported | error | stale) for each metric that is None, and for "processes" if
+    they are unknown. `stale_used_bytes`: the used memory, if the reading is stale. `processes` is None before
+    the first query, and empty if the driver does not report them. `run`: the directory of the run that holds
+    the device's lease. `instance`: a MIG instance's number on its GPU. `age_s`: age of the oldest reading.
     """
 
     used_bytes: int | None = None
@@ -104,7 +104,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def run_name(self) -> str:
-        """Name of the run that holds the device's lease; empty if no run does."""
+        """Name of the run that holds the device's lease; empty if there is no such run."""
         return "" if self.run is None else Path(self.run).name
 
     @property
@@ -147,7 +147,8 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_in_gpu_all(self) -> bool:
-        """Whether `gpu:all` includes the device. MIG instances are excluded: a run can use only one."""
+        """Whether `gpu:all` includes the device. MIG instances are excluded, because a run can use only one
+        instance."""
         return self.is_usable and self.parent is None
 
     @property

@@ -130,7 +130,8 @@ class NvmlProvider(Provider):
         return readings
 
     def _is_due(self, gpu: NvmlGpu, call: NvmlCall, now_s: float, readings: dict[str, Reading]) -> bool:
-        """Check whether a paused call may be made again; if not, add its stored reading to `readings`."""
+        """Check whether a paused call may be made again; if not, add the call's stored reading, if any, to
+        `readings`."""
         until_s, known_of_it = gpu.paused_until[call]
         if until_s > now_s:
             if known_of_it is not None:
@@ -147,7 +148,7 @@ class NvmlProvider(Provider):
         return gpu
 
     def _failed_reading(self, gpu: NvmlGpu, call: NvmlCall, error: Exception, now_s: float) -> Reading:
-        """Return the reading for a failed call, and pause a call that the GPU does not support.
+        """Return the reading for a failed call; pause the call if the GPU does not support it.
 
         Raises:
             DeviceLostError: the error means that the device is lost.

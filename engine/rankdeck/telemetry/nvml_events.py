@@ -26,8 +26,8 @@ MAX_KINDS = 8
 together as number 0."""
 _EVENT_PAUSE_S = 0.001
 """Pause after each event, so that an endless stream of events does not occupy a whole core."""
-_MORE_TEXT = tr_noop("{what} Repeated {count} more times in {seconds:.0f} s.")
-_OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors with other numbers in {seconds:.0f} s.")
+_MORE_TEXT = tr_noop("{what} Further occurrences in {seconds:.0f} s: {count}.")
+_OTHERS_TEXT = tr_noop("{gpu}: XID errors with other numbers in {seconds:.0f} s: {count}.")
 
 XidKind = tuple[str | None, int]
 

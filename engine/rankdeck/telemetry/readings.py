@@ -3,7 +3,7 @@
     devices    the list of devices: the first line, and again whenever it changes
     sample     readings of devices at one moment; each metric has its own rate (METRICS)
     processes  the processes that hold memory on each device, once a second
-    notice     something happened: a lost GPU, an XID error, a sampler that died and was restarted
+    notice     an event: a lost GPU, an XID error, a sampler that ended and was restarted
 
     {"kind":"devices","t":1790000000.0,"provider":"nvml","driver":"580.95.05","devices":[{"uuid":"GPU-51...",
      "index":0,"name":"NVIDIA H100 80GB HBM3","vendor":"nvidia","total_bytes":85520809984,...}]}
@@ -246,8 +246,8 @@ class NoticeLine(SamplerLine, tag="notice"):
     xid        the driver reported error number `xid` of the GPU `uuid`.
     changed    the list of devices has changed; a `devices` line follows.
     slow       a call on the GPU `uuid` took so long that its metric is read less often.
-    silent     no line has come from the sampler for a while: the values shown are old.
-    restarted  the sampler ended (a crash of the driver's library) and a new one starts.
+    silent     no line has come from the sampler for a while, so the values shown are old.
+    restarted  the sampler ended (perhaps the driver's library crashed), and a new one starts.
     no-driver  there is no NVIDIA driver; the stream ends.
     driver     the driver does not answer (after an update: restart the machine).
     """

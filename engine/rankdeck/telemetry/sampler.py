@@ -55,8 +55,8 @@ LOST_RETRY_TICKS = 50
 PROBE_TICKS = 50
 """Ticks between two checks for a change in the set of devices."""
 EXIT_CHANGED = 75
-"""Exit code if the set of devices has changed. Only a new process notices the change, because NVML counts
-devices when it is initialized."""
+"""Exit code if the set of devices has changed. A new process then lists the devices, because NVML counts
+devices only when it is initialized."""
 EXIT_UNRESPONSIVE = 76
 """Exit code if no device has answered for a while: an NVML session opened before the driver was reloaded
 never recovers."""

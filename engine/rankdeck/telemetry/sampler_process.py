@@ -26,8 +26,7 @@ HEALTHY_AFTER_S = 60.0
 """Lifetime after which a sampler counts as healthy: when it ends, the next pause is FIRST_PAUSE_S again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""Maximum time between two polls; after a longer time, this process and the sampler must have been
-suspended."""
+"""Time between two polls above which this process and the sampler are assumed to have been suspended."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals that a crash of the library causes. Any other signal comes from outside the sampler and is not
@@ -217,8 +216,8 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """Describe how the sampler ended and when the next one starts; if `left_out` is set, also the last
-        call."""
+        """Describe how the sampler ended and when the next one starts; if `left_out`, the device that the
+        next sampler skips, is not empty, also name the last call."""
         arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device

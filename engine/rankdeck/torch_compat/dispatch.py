@@ -189,7 +189,7 @@ def overload_packet(func: Any) -> Any:
 
 
 def classify_effect(func: OpOverload) -> int:
-    """Classify an operation's effect on storages by its schema.
+    """Return the kind of an operation's effect on storages, according to the operation's schema.
 
     VIEWS: returns aliases, or nothing. WRITES: writes in place. CREATES: may return new storages. RESIZES:
     may change the size of an argument's storage. PER_ITEM: works through lists item by item, so items may be

@@ -80,7 +80,8 @@ in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 class FakeTensorMode(fake_tensor.FakeTensorMode):
     """Variant of torch's fake mode that several threads can use at once.
 
-    Each thread has its own flag for whether a kernel is running, and its own stack of replaced modes.
+    Each thread has its own flag for whether a kernel is running, and its own stack of the fake modes to
+    restore on exit.
     """
 
     def __init__(self, **options: Any) -> None:

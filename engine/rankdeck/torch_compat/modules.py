@@ -148,7 +148,7 @@ def shallow_copy(module: nn.Module) -> Any:
     """Copy a module for a replica of the strategy `dp`; the copy has its own tables, in which weights need
     not be autograd leaves.
 
-    Hooks that the copy's forward registers are registered on the copy only; Hugging Face models register
+    Hooks that the copy's forward method registers are added to the copy only; Hugging Face models register
     hooks in this way, once per model.
     """
     replica: Any = module._replicate_for_data_parallel()

@@ -67,7 +67,7 @@ class Stage(PipelineStage):
         return ops
 
     def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
-        """Check whether a sent output can be freed; torch calls this from version 2.15 on.
+        """Return torch's decision whether a sent output can be freed; torch calls this from version 2.15 on.
 
         torch frees plain tensors only; a plan's fake tensors count as plain tensors.
         """

@@ -106,6 +106,8 @@ def build(
     """Build one rank's strategy with its model, and its optimizer. All ranks call this together.
 
     `analysis` holds findings about the model from an earlier build; this build adds its own.
+    `on_drained(microbatches that were in flight, number of updates)` is called after a pipeline has been
+    drained.
 
     Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
@@ -185,7 +187,7 @@ def torch_devices(
     if torch.cuda.device_count() < len(infos):
         raise MachineError(
             phrase(
-                "torch sees {num_seen} CUDA devices, but {num_chosen} were chosen.",
+                "torch finds fewer CUDA devices ({num_seen}) than were chosen ({num_chosen}).",
                 num_seen=torch.cuda.device_count(),
                 num_chosen=len(infos),
             ),
@@ -200,7 +202,7 @@ def torch_devices(
         if info.uuid is not None and info.uuid != uuid:
             raise MachineError(
                 phrase(
-                    "{device} was chosen as {chosen}, but torch's device is {uuid}.",
+                    "The chosen {device} has UUID {chosen}, but the device that torch uses has UUID {uuid}.",
                     device=info.name,
                     chosen=info.uuid,
                     uuid=uuid,

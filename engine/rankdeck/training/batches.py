@@ -56,24 +56,22 @@ def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int
 # gives a batch norm no variance.
 
 _LOSS_INCLUDES_PADDING = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
-    "which strategy.use = {strategy} pads to whole micro-batches. The model computes loss.use "
-    "= {loss} itself and would count the padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, which the '
+    "strategy {strategy} pads to whole micro-batches. The model computes its own loss (loss.use = "
+    "{loss}), which would count the padding."
 )
 _NORMS_INCLUDE_PADDING = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
-    "which strategy.use = {strategy} pads to whole micro-batches. The model's batch norms "
-    "would include the padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, which the '
+    "strategy {strategy} pads to whole micro-batches. The model's batch norms would include the "
+    "padding."
 )
 _NORMS_GET_EMPTY_SLICES = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
-    "fewer than the slices that strategy.use = {strategy} needs. The model's batch norms would "
-    "include padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, fewer than the'
+    " slices that the strategy {strategy} needs. The model's batch norms would include padding."
 )
 _NORMS_GET_ONE_SAMPLE = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, and '
-    "strategy.use = {strategy} gives one device a single sample. A batch norm needs at least "
-    "two."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, and the '
+    "strategy {strategy} gives one device a single sample. A batch norm needs at least two."
 )
 
 

@@ -289,8 +289,8 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Report that the loss does not add up over microsteps, if so; only one of the ranks that compute the
-        loss reports this, and only once."""
+        """If the loss does not add up over microsteps, report that once. Only one of the ranks that compute
+        the loss does so."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

@@ -83,7 +83,7 @@ class StepMonitor:
         self._last_gpu_read_s = 0.0
 
     def start_step(self, step: int, nth: int, *, is_last: bool) -> bool:
-        """Start step number `step`; return whether the ledger should track it."""
+        """Start step `step`, the `nth` step of this process; return whether the ledger should track it."""
         self._cpu_started_s = time.process_time()
         # Decided before the batch is read, so that neither loading nor spans are delayed.
         followed = self._strategy.ledger.can_track and self._sampling.should_track(nth)

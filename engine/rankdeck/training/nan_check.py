@@ -18,65 +18,70 @@ from rankdeck.training.reporting import logging_disabled
 
 _NAN_TEXTS = {
     "batch": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the batch itself (input {name})."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "batch itself (input {name})."
     ),
     "weights": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the weights "
-        "({name}): an earlier update made them NaN or infinite."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "weights ({name}): an earlier update made them NaN or infinite."
     ),
     "built": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the weights "
-        "({name}): the model was built with NaN or infinite weights."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "weights ({name}): the model was built with NaN or infinite weights."
     ),
     "forward": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the forward pass or "
-        "the loss: the batch and this rank's weights are finite."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "forward pass or the loss: the batch and this rank's weights are finite."
     ),
     "again": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the forward pass or "
-        "the loss (running the batch again raised {name})."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "forward pass or the loss (running the batch again raised {name})."
     ),
     "output": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the output of {name}."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "output of {name}."
     ),
     "model": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the output of the whole model."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "output of the whole model."
     ),
     "loss": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the loss itself: every module's "
-        "output is finite."
+        "The loss became NaN in step {step} on rank {rank}; the first NaN or infinite value was in the "
+        "loss itself: every module's output is finite."
     ),
 }
 _INFINITE_TEXTS = {
     "batch": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the batch itself (input "
-        "{name})."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the batch itself (input {name})."
     ),
     "weights": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the weights "
-        "({name}): an earlier update made them NaN or infinite."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the weights ({name}): an earlier update made them NaN or infinite."
     ),
     "built": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the weights "
-        "({name}): the model was built with NaN or infinite weights."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the weights ({name}): the model was built with NaN or infinite weights."
     ),
     "forward": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the forward "
-        "pass or the loss: the batch and this rank's weights are finite."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the forward pass or the loss: the batch and this rank's weights are finite."
     ),
     "again": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the forward "
-        "pass or the loss (running the batch again raised {name})."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the forward pass or the loss (running the batch again raised {name})."
     ),
     "output": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the output of {name}."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the output of {name}."
     ),
     "model": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the output of the whole model."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the output of the whole model."
     ),
     "loss": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the loss itself: every "
-        "module's output is finite."
+        "The loss became infinite in step {step} on rank {rank}; the first NaN or infinite value was in"
+        " the loss itself: every module's output is finite."
     ),
 }
 

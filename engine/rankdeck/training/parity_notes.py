@@ -87,8 +87,8 @@ def dropout_note() -> Problem:
 
 
 def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
-    """Return the note about a loss that does not add up over microsteps; None until training steps have shown
-    this."""
+    """Return the note about a loss that does not add up over microsteps; None as long as training steps have
+    not shown such a loss."""
     trouble = workload.loss.mismatch()
     if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
         return None
@@ -110,7 +110,7 @@ def _is_batch_split(strategy: Strategy) -> bool:
 
 
 def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
-    """Return the note for a run whose batch norms normalize over `num` samples at a time, not
+    """Return the note for a run whose batch norms normalize over `num` samples at a time instead of
     `part_batch`."""
     has_option = "sync_batchnorm" in config.strategy_spec.options.model_fields
     return Problem(
@@ -124,6 +124,6 @@ def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
         path="strategy.sync_batchnorm" if has_option else "strategy.use",
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if has_option
-        else phrase('Use strategy.use = "model", or "ddp" or "fsdp" with sync_batchnorm = true.'),
+        else phrase('Set strategy.use = "model", or "ddp" or "fsdp" with strategy.sync_batchnorm = true.'),
         severity="info",
     )

@@ -51,16 +51,16 @@ def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConf
     if not strategy.supports_sparse_gradients:
         raise ModelError(
             phrase(
-                "The embedding {name!r} produces sparse gradients (sparse=True), which "
-                "strategy.use = {strategy} cannot reduce or shard.",
+                "The embedding {name!r} produces sparse gradients (sparse=True), which the strategy "
+                "{strategy} cannot reduce or shard.",
                 name=name,
                 strategy=config.strategy.use,
             ),
             code="sparse-gradients",
             path="strategy.use",
             advice=phrase(
-                "Build the embedding with sparse = False. Or use single, model or pipeline, or "
-                'ddp with sync = "native".'
+                "Build the embedding with sparse = False, or use the strategy single, model or "
+                'pipeline, or ddp with strategy.sync = "native".'
             ),
             changes={"strategy.use": "ddp"} if config.strategy.use != "ddp" else {"strategy.sync": "native"},
         )
@@ -309,7 +309,8 @@ def check_gradient_hooks(
 
 
 def _is_additive(run: Callable[[Tensor], Tensor | None], like: Tensor, *, is_repeated: bool) -> bool:
-    """Check whether a hook's results for two gradients add up to its result for the sum of the gradients."""
+    """Check whether a hook's results for two gradients, drawn with the shape of `like`, add up to its result
+    for their sum. If `is_repeated` is True, also run the hook on its own result plus the other gradient."""
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(like.shape, generator=generator).to(like.device, like.dtype) for _ in "ab")
     for scale in _GRADIENT_SCALES:
@@ -329,16 +330,16 @@ def _is_additive(run: Callable[[Tensor], Tensor | None], like: Tensor, *, is_rep
 def _gradient_hook_error(name: str, config: RunConfig) -> ModelError:
     return ModelError(
         phrase(
-            "A gradient hook of {name} gives different results for parts of a batch than for "
-            "the whole batch, and strategy.use = {strategy} splits each batch.",
+            "A gradient hook of {name} gives different results for parts of a batch than for the whole "
+            "batch, and the strategy {strategy} splits each batch.",
             name=name,
             strategy=config.strategy.use,
         ),
         code="gradient-hook",
         path="strategy.use",
         advice=phrase(
-            "Use strategy.use = single or model, set train.clip_norm instead of clipping in a "
-            "hook, or modify gradients in your own optimizer."
+            "Use the strategy single or model, set train.clip_norm instead of clipping in a hook, or "
+            "modify gradients in your own optimizer."
         ),
         changes={"strategy.use": "single"},
     )

@@ -82,8 +82,8 @@ class RankConsensus:
 
     @contextlib.contextmanager
     def saving_marker(self) -> Iterator[None]:
-        """Mark that rank 0 is writing a checkpoint; the supervisor waits for the end of the write before it
-        ends the run (../launch/save_watch.py)."""
+        """Mark, for the duration of the `with` block, that rank 0 is writing a checkpoint; the supervisor
+        waits for the end of the write before it ends the run (../launch/save_watch.py)."""
         sign = self._folder / SAVING_FILE
         with contextlib.suppress(OSError):
             sign.touch()

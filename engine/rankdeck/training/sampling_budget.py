@@ -57,7 +57,9 @@ class _SampleSchedule:
     def schedule_next(self, last_s: float, *, apart_s: float, earliest_s: float = 0.0) -> None:
         """Schedule the sample that follows the sample at `last_s`.
 
-        The new sample is due at a multiple of an interval of at least `apart_s`, and not before `earliest_s`.
+        The interval is MIN_INTERVAL_S times the smallest power of two that makes it at least `apart_s`. The
+        new sample is due at the first multiple of the interval after `last_s` that is not before
+        `earliest_s`.
         """
         # Powers of two, so that the samples of a longer interval are also due on ranks with a shorter one.
         interval_s = MIN_INTERVAL_S * 2 ** math.ceil(math.log2(max(1.0, apart_s / MIN_INTERVAL_S)))

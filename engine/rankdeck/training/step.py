@@ -161,7 +161,7 @@ class OptimizerStep:
             return strategy.clip(train.clip_norm) if train.clip_norm else None
 
     def _run_scheduled_update(self, update: int, count: Any) -> None:
-        """Take one optimizer step for a strategy that owns the optimizer step.
+        """Take one optimizer step for a strategy whose own schedule decides when the optimizer steps.
 
         `update` counts from 1 in this process; `count` is the number of targets of the update's global batch.
         """

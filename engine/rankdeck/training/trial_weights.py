@@ -121,8 +121,8 @@ def make_trial_weights(
 ) -> list[TrialWeight]:
     """Make a trial weight for each weight of the layout, sharded as in `module`.
 
-    Use only the first and the last weight of each kind in a plan, if there are more than `_MAX_WEIGHTS`
-    weights, or if `thorough` is False. If `dtype` is fp64, all floating-point trial weights are fp64.
+    In a plan, with more than `_MAX_WEIGHTS` weights, or if `thorough` is False, use only the first and the
+    last weight of each kind. If `dtype` is fp64, all floating-point trial weights are fp64.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}
@@ -153,8 +153,9 @@ def make_trial_weights(
 def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list[Tensor | None]:
     """Draw the gradients of all weights for one step; None for a weight that is not trained.
 
-    Every step's gradients contain rows of zeros. There are two spikes: one in the first row of the first
-    weight at the middle step, the other in the last row of the last weight at the next-to-last step.
+    Every step's gradients contain rows of zeros. Two steps add a spike, a row of far larger gradients: one in
+    the first row of the first weight at the middle step, the other in the last row of the last weight at the
+    next-to-last step.
     """
     gradients = [
         trial_weight.draw_normal(step + 1) * trial_weight.gradient_scale if trial_weight.is_trained else None
@@ -225,7 +226,8 @@ class TrialWeight:
         return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
     def gradient(self, full_gradient: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the gradient for this weight, sharded if `like` is sharded."""
+        """Return `full_gradient` in this weight's form: sharded if `like` is sharded, otherwise sparse if the
+        weight has sparse gradients."""
         if full_gradient is None or is_dtensor(like):
             return None if full_gradient is None else self._shard(full_gradient)
         return full_gradient.to_sparse(1) if self._info.is_sparse else full_gradient
@@ -243,8 +245,9 @@ class TrialWeight:
 
 
 def _values_differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
-    """Check for differences element by element, so that a spike in one element does not hide a difference in
-    another element. NaN equals NaN."""
+    """Check whether `ours` differs from `theirs`. `first` contains the initial values, `path` the distance
+    that each element moved. Elements are compared one by one, so that a spike in one element does not hide a
+    difference in another element. NaN equals NaN."""
     if not ours.numel():
         return False
     info = torch.finfo(ours.dtype)

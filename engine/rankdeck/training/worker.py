@@ -140,7 +140,7 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
     if not isinstance(error, RankdeckError):
         if phase in CHECK_PHASES:
             text = failure.problem.as_phrase("message")
-            message = phrase("{error}, in the check before the first step", error=text)
+            message = phrase("{error} (in the check before the first step)", error=text)
             failure.problem = failure.problem.replace_fields(message=message)
         traceback.print_exception(error, file=sys.stderr)
     else:

@@ -191,7 +191,7 @@ def test_batch_norms_keep_the_last_samples_without_padding(ranks: tuple[int, Ran
         (
             17,
             "ddp",
-            "fewer than the slices that .* = ddp needs. The model's batch norms would include padding",
+            "fewer than the slices that .* ddp needs. The model's batch norms would include padding",
         ),
         (17, "fsdp", "batch norms would include padding"),
         (18, "ddp", "gives one device a single sample"),

@@ -24,7 +24,7 @@ def test_repeated_errors_are_reported_once_a_minute() -> None:
         xids.add("GPU-1", 31)
         notices += xids.notices(1.0 + millisecond / 1000)
     assert notice_rows(notices) == [("GPU-1", 31, 60_001)]
-    assert "60001 more times in 60 s" in notices[0].message and "XID 31" in notices[0].message
+    assert "occurrences in 60 s: 60001." in notices[0].message and "XID 31" in notices[0].message
     assert notice_rows(xids.notices(91.0, at_end=True)) == [("GPU-1", 31, 29_999)]
     assert not xids.notices(200.0, at_end=True)
 

@@ -28,9 +28,12 @@ def test_a_non_finite_batch_is_reported_first() -> None:
     origin = find_non_finite(nn.Linear(2, 2), torch.tensor([[1.0, float("nan")]]))
     assert origin == NonFiniteOrigin("batch", "0")
     assert origin.text(float("nan"), 3, 1) == (
-        "The loss became NaN in step 3 on rank 1, first seen in the batch itself (input 0)."
+        "The loss became NaN in step 3 on rank 1; the first NaN or infinite value was in the batch itself "
+        "(input 0)."
     )
-    assert origin.text(float("inf"), 3, 1).startswith("The loss became infinite in step 3 on rank 1, first")
+    assert origin.text(float("inf"), 3, 1).startswith(
+        "The loss became infinite in step 3 on rank 1; the first"
+    )
 
 
 def test_non_finite_weights_are_named() -> None:

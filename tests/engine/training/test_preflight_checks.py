@@ -93,7 +93,7 @@ def make_toml(workload: str, strategy: str, optimizer: str = "sgd", num_devices:
             "sparse",
             "fsdp",
             "sgd",
-            r"The embedding '1' produces sparse gradients .*strategy\.use = fsdp cannot reduce or shard",
+            r"The embedding '1' produces sparse gradients .*strategy fsdp cannot reduce or shard",
         ),
     ],
 )

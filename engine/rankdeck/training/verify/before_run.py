@@ -72,12 +72,12 @@ _MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
     "samples": tr_noop(
-        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of {batch} "
-        "samples to each forward pass, so the weights differ from those on one device ({names})."
+        "The model mixes the samples of a batch: with strategy.use = {strategy}, each forward pass gets"
+        " {num} of {batch} samples, so the weights differ from those on one device ({names})."
     ),
     "loss": tr_noop(
-        "The loss does not add up over slices of a batch: strategy.use = {strategy} computes "
-        "it for {num} of {batch} samples at a time, so its weights differ from those on one "
+        "The loss does not add up over slices of a batch: with strategy.use = {strategy}, it is "
+        "computed for {num} of {batch} samples at a time, so the weights differ from those on one "
         "device ({names})."
     ),
     "state": tr_noop(
@@ -85,32 +85,32 @@ _MESSAGES: dict[Cause, str] = {
         "that on one device: {names}."
     ),
     "forward": tr_noop(
-        "From the same weights, strategy.use = {strategy} computes a different loss than one "
-        "device; largest differences: {names}."
+        "From the same weights, the strategy {strategy} computes a different loss than one device; "
+        "largest differences: {names}."
     ),
     "gradient": tr_noop(
-        "From the same weights, strategy.use = {strategy} computes different gradients than "
-        "one device: {names}."
+        "From the same weights, the strategy {strategy} computes different gradients than one device: "
+        "{names}."
     ),
     "optimizer": tr_noop(
-        "From the same gradients, train.optimizer.use = {optimizer} computes different weights "
-        "with strategy.use = {strategy} than on one device: {names}."
+        "From the same gradients, the optimizer {optimizer} computes different weights with the "
+        "strategy {strategy} than on one device: {names}."
     ),
     "unknown": tr_noop(
-        "strategy.use = {strategy} computes different results than one device, and there was "
-        "no time to find the cause; largest differences: {names}."
+        "The strategy {strategy} computes different results than one device, and there was no time to "
+        "find the cause; largest differences: {names}."
     ),
 }
 _NOT_FINITE = tr_noop("With this strategy, the loss is NaN or infinite, but on one device it is finite.")
 _USE_FULL_BATCHES = Fix(
-    tr_noop('Use strategy.use = "model" or "tensor", which process whole batches.'),
+    tr_noop('Set strategy.use = "model" or "tensor", which process whole batches.'),
     changes={"strategy.use": "model"},
 )
 _USE_FULL_MODEL = Fix(
-    tr_noop('Use strategy.use = "ddp", where every rank runs the model as it is.'),
+    tr_noop('Set strategy.use = "ddp", where every rank runs the model as it is.'),
     changes={"strategy.use": "ddp"},
 )
-_USE_ONE_DEVICE = Fix(tr_noop('Use strategy.use = "single".'), changes={"strategy.use": "single"})
+_USE_ONE_DEVICE = Fix(tr_noop('Set strategy.use = "single".'), changes={"strategy.use": "single"})
 _USE_FULL_CHECK = Fix(tr_noop('Set train.verify = "full" to find out why.'), changes={"train.verify": "full"})
 _FIXES: dict[Cause, Fix] = {
     "samples": _USE_FULL_BATCHES,

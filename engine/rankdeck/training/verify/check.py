@@ -375,7 +375,7 @@ class EqualityCheck:
         expected = self._expected_results(one_device)
         if expected is None:
             return CheckResult(
-                skip_reason=phrase("Batch norms use slices of the batch that one device cannot reproduce.")
+                skip_reason=phrase("Batch norms normalize over slices that one device cannot reproduce.")
             )
         comparison = one_device.compare(expected, computed)
         if comparison.is_equal:

@@ -128,7 +128,7 @@ class OneDevice:
         return Noise(self.full_batches(), noisy, self.scope.precision)
 
     def _once_within_budget(self, key: Any, compute: Callable[[], StepResults | None]) -> StepResults | None:
-        """Return the result of `compute`, as `_once` does, if there is time for it. Raises:
+        """Return the result of `compute`, which runs only once per `key`, and only if there is time. Raises:
         OutOfTimeError."""
         plain = self._computed.get("whole")
         took_s = 0.0 if plain is None else sum(plain.seconds[: self.num_steps])

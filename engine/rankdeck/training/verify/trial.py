@@ -133,7 +133,7 @@ class StrategyTrial:
 
     @torch.no_grad()
     def _set_weights(self, values: Sequence[Tensor | None]) -> None:
-        """Overwrite this rank's weights with `values`; a value of None stands for NaN."""
+        """Overwrite this rank's weights with `values`; where a value is None, with NaN."""
         for parameter, value in zip(self._parameters(), values, strict=True):
             shard = local_part(parameter)
             shard.fill_(float("nan")) if value is None else shard.copy_(value)
@@ -245,7 +245,7 @@ def _fingerprints(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[st
 
 def _shard_coordinates(weight: Tensor) -> Hashable:
     """Return the coordinate of this rank's shard of a weight along each dimension of the device mesh (None
-    for a dimension along which the weight is replicated); None for a weight that is no DTensor."""
+    for a dimension along which the weight is replicated); None for a weight that is not a DTensor."""
     if not is_dtensor(weight):
         return None
     coordinates: Sequence[int] = weight.device_mesh.get_coordinate() or ()
