@@ -34,7 +34,7 @@ def test_a_non_additive_loss_is_refused_under_ddp_unless_unverified(
 ) -> None:
     file = write_config(tmp_path, loss="contrast")
     refused = rankdeck_in_process("train", file, exit_code=2)
-    assert "computes it for 8 of 16 samples at a time" in refused.err
+    assert "it is computed for 8 of 16 samples at a time" in refused.err
     facts = rankdeck_in_process("show", "last", "--json", exit_code=0).json
     assert (facts["outcome"], facts["steps"]) == ("failed", 0)
     assert (facts["verified"]["outcome"], facts["verified"]["cause"]) == ("differs", "loss")

@@ -106,9 +106,7 @@ def build(
     """Build one rank's strategy with its model, and its optimizer. All ranks call this together.
 
     `analysis` holds findings about the model from an earlier build; this build adds its own.
-    `on_drained(microbatches that were in flight, number of updates)` is called after a pipeline has been
-    drained.
-
+    `on_drained(microbatches that were in flight, number of updates)` is called after a pipeline is drained.
     Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
     config, backend = workload.config, backend or Backend()

@@ -289,8 +289,7 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """If the loss does not add up over microsteps, report that once. Only one of the ranks that compute
-        the loss does so."""
+        """Report once, on one of the ranks that compute the loss, that it does not add up over microsteps."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return

@@ -28,6 +28,7 @@ def find_unequal_calls(context: RuleContext) -> Problem | None:
     if len({observation.skipped for observation in script.observations.values()}) > 1:
         return None
     previous = difference.previous
+    # The ranks differed in the step before, too: the number of the majority counts.
     if previous is None:
         previous = Counter(difference.calls.values()).most_common()[0][0]
     ranks = [rank for rank, num in difference.calls.items() if num != previous]

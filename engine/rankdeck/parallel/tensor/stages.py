@@ -18,10 +18,7 @@ from rankdeck.parallel.tensor.split_plan import SplitPlan, is_head_table
 
 
 def split_stages(
-    stages: StageCommunication,
-    plan: SplitPlan,
-    mesh: DeviceMesh,
-    options: HybridOptions,
+    stages: StageCommunication, plan: SplitPlan, mesh: DeviceMesh, options: HybridOptions
 ) -> LayerSplit:
     """Return the split of this rank's stages. Groups of layers that a pipeline cut separates are not split.
 
@@ -39,10 +36,7 @@ def split_stages(
                 module=tables[0],
             ),
             path="strategy.tensor",
-            advice=phrase(
-                "Use only one of strategy.stage and strategy.tensor, optionally with strategy.data or "
-                "strategy.shard."
-            ),
+            advice=phrase('Use only one of "stage" and "tensor", optionally with "data" or "shard".'),
         )
     inside = plan.restrict_to_stages(
         cut.model, [set(cut.stages[stage].modules()) for stage in stages.local_stages]

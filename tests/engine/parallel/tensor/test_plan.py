@@ -132,7 +132,7 @@ def test_llama_is_split_with_gate_and_grouped_queries() -> None:
     }
     assert kinds[f"{layer}.self_attn.o_proj"] == kinds[f"{layer}.mlp.down_proj"] == "row"
     assert f"{layer}.mlp" in plan.input_modules and f"{layer}.self_attn" in plan.input_modules
-    with pytest.raises(ModelError, match=r"4 heads \(2 key/value heads\).*4 ranks") as refused:
+    with pytest.raises(ModelError, match=r"query: 4, key/value: 2.*4 ranks") as refused:
         find_plan(LlamaLike(), 4)
     assert "Use 1 or 2 devices" in str(refused.value.advice)
 
