@@ -27,6 +27,7 @@ from tests.helpers.app_window import (
     wait_for_launch,
 )
 from tests.helpers.fake_ssh_hosts import FakeSshHosts
+from tests.helpers.processes import command_line
 
 JOB = """\
 [model]
@@ -74,7 +75,7 @@ def copy_process(run: LiveRun) -> psutil.Process:
 
 def server_processes(run: LiveRun) -> list[psutil.Process]:
     children = copy_process(run).children(recursive=True)
-    return [child for child in children if "serve" in " ".join(child.cmdline())]
+    return [child for child in children if "serve" in " ".join(command_line(child))]
 
 
 def wait_for_progress(run: LiveRun) -> None:

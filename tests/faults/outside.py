@@ -12,6 +12,7 @@ import psutil
 
 from rankdeck.run_dir import RunDir
 from tests.helpers import launching
+from tests.helpers.processes import command_line
 
 _FROZEN_S = 40.0
 
@@ -94,6 +95,6 @@ def _store_pid(run: RunDir) -> int | None:
     if supervisor is None:
         return None
     for child in psutil.Process(supervisor).children():
-        if "TCPStore" in " ".join(child.cmdline()):
+        if "TCPStore" in " ".join(command_line(child)):
             return child.pid
     return None

@@ -92,6 +92,14 @@ def process_text(process: psutil.Process) -> str:
         return f"{process.pid}: gone"
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The words of a process's command; none if it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def _is_relevant(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:

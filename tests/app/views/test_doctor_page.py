@@ -24,6 +24,7 @@ from rankdeck_app.views.doctor_page import CheckRow, DoctorPage
 from rankdeck_app.views.problems import ProblemsView
 from tests.app.conftest import process_events
 from tests.helpers.fake_doctor import NAMES, FakeDoctor, check_rows, encoded_checks
+from tests.helpers.processes import command_line
 from tests.helpers.shown_texts import cut_texts
 from tests.helpers.waiting import scale_timeout
 
@@ -269,7 +270,7 @@ def test_stopping_the_real_command_ends_its_processes(qtbot: QtBot, app: App) ->
     states = {key: page.rows[key].state for key in doctor.lines}
     assert len(page.rows) >= 20 and "looking" not in states.values() and doctor.problem == ""
     assert "is free" in page.rows["runs"].details.text
-    command = next(child for child in psutil.Process().children() if "doctor" in child.cmdline())
+    command = next(child for child in psutil.Process().children() if "doctor" in command_line(child))
     qtbot.waitUntil(
         lambda: any("probe_torch" in " ".join(each) for each in _child_command_lines(command)), timeout=60_000
     )
