@@ -32,7 +32,7 @@ MAX_CHARTED_DEVICES = 32
 
 
 class RunView:
-    """Values derived from `state` and from the run's other files."""
+    """The values of a run that views show, derived from its `state` and its other files."""
 
     run_dir: RunDir
     state: RunState
@@ -203,8 +203,8 @@ class RunView:
     def is_planned(self) -> bool | None:
         """Whether a configuration defines the computation, so that all metrics will be reported.
 
-        False for a user's script, whose metrics are only those that it reports. None until the configuration
-        or script has been read.
+        False for a user's script, whose only metrics are those that the script reports. None until the
+        configuration or script has been read.
         """
         if self.config is not None or self.script is not None:
             return self.script is None
