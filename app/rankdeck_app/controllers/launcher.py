@@ -40,7 +40,7 @@ class Launcher(QObject):
     """Launches runs and tracks pending launches.
 
     `changed` is emitted when the result of `blocker` or the pending launches have changed. `blocked` carries
-    the Problem that prevents a launch which the user has requested.
+    the Problem that prevents a requested launch.
     """
 
     changed = Signal()
@@ -152,7 +152,7 @@ class Launcher(QObject):
             self._window.toasts.warn(tr("{strategy}: {found}.", **values))
 
     def report_if_blocked(self) -> bool:
-        """Check whether a launch is blocked, and report the blocker."""
+        """Return whether launching is blocked; if it is, report the problem that blocks it."""
         blocker = self.blocker()
         if blocker is not None:
             self.blocked.emit(blocker)

@@ -209,7 +209,7 @@ class RunTabs(QObject):
     # Actions on runs
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
-        """Ask a run to stop; a toast reports a failure."""
+        """Ask a run to stop, at once if `now` is True; if that fails, a toast reports the error."""
         call = self._session.engine.stop(path, now=now)
         if (run := self.open_runs.get(path)) is not None:
             run.mark_stopping()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TimeTravel(QObject):
-    """Commands that view the active run at another time. `moved` carries the viewed Unix time, or None for
+    """Commands that show the active run at another time. `moved` carries the viewed Unix time, or None for
     the present."""
 
     moved = Signal(object)

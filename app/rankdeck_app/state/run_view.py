@@ -319,8 +319,8 @@ class RunView:
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """Return a device's memory: for a live run, that in the last sampled step; for an ended run, that in
-        the step with the largest peak.
+        """Return a device's memory: in a live run, its memory in the last sampled step; in an ended run, its
+        memory in the step with the largest peak.
 
         If only the tensors of modules and optimizers were measured, there is no peak, so the last sampled
         step is used even after the end.

@@ -240,8 +240,8 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Return the variants that differ from `options`: one for each choice of a single option, and the
-    planner's variants."""
+    """Return sets of options that differ from `options`: a set for each choice of a single option, and the
+    sets that the planner compares."""
     planned = card.planning.variants(num_devices)
     flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
     by_option: list[StrategyOptions] = [
