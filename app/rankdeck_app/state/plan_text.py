@@ -193,12 +193,12 @@ class FixPlan:
         size = format_bytes(
             fullest_bytes or (self.line.fullest_device.total_bytes if self.line.fullest_device else 0)
         )
-        short = tr("with {fix}: {size}, predicted", fix=self.text, size=size)
-        return self._full_text(size), short, tr("{size}, predicted", size=size)
+        short = tr("with {fix}: {size} predicted", fix=self.text, size=size)
+        return self._full_text(size), short, tr("{size} predicted", size=size)
 
     def _full_text(self, size: str) -> str:
         if self.line is None or not self.line.is_bound:
-            return tr("with {fix}: {size} on the fullest device, predicted", fix=self.text, size=size)
+            return tr("with {fix}: {size} predicted on the fullest device", fix=self.text, size=size)
         if self.line.bound == AT_MOST:
-            return tr("with {fix}: at most {size} on the fullest device, predicted", fix=self.text, size=size)
-        return tr("with {fix}: at least {size} on the fullest device, predicted", fix=self.text, size=size)
+            return tr("with {fix}: at most {size} predicted on the fullest device", fix=self.text, size=size)
+        return tr("with {fix}: at least {size} predicted on the fullest device", fix=self.text, size=size)

@@ -127,7 +127,7 @@ class RunComparison(QObject):
         """Return a title such as 'GPT · DP · 4 / GPT · DDP · 4'."""
         names = [run.title + ("" if run.ref.attempt is None else f" @{run.ref.attempt}") for run in self.runs]
         if len(names) > 2:
-            return tr("{run} / {n} others", "{run} / {n} other", len(names) - 1, run=names[0])
+            return tr("{run} and {n} others", "{run} and {n} other", len(names) - 1, run=names[0])
         return " / ".join(names)
 
     def close(self) -> None:
