@@ -44,7 +44,7 @@ _MIN_ONE_ROW_WIDTH = 800
 """Minimum page width in pixels at which the metrics fit beside the choice of target devices."""
 _FIT_TOOLTIPS = {
     False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
-    True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
+    True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity."),
 }
 _VERIFY_TOOLTIP = tr_noop(
     "Rehearse two steps of each strategy, and compare them with the same steps on one device"
