@@ -332,7 +332,7 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return each curve's (min, max) over the x range that a label of this width covers."""
+        """Return each curve's (min, max) over the x range of a label `width_px` pixels wide at the right."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:

@@ -46,8 +46,8 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class MetricCell:
-    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn on a scale from 0 to `top`; each
-    value is valid for `hold_s` seconds."""
+    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn on a scale from 0 to `top`; a
+    value without a successor counts as unknown after `hold_s` seconds."""
 
     text: str
     tone: str = ""

@@ -60,7 +60,7 @@ class DeviceBar:
     """One row. If the total is unknown, `total_bytes` is None and `missing_text` is shown. The bar is grey if
     `is_stale`.
 
-    The kinds need not add up to the total; the rest is drawn as one plain segment.
+    The sizes in `by_kind` need not add up to the total; the rest is drawn as one plain segment.
     """
 
     label: str

@@ -345,11 +345,11 @@ def verification_summary(plan: DraftPlan) -> str:
     texts = []
     if total := len(equal) + len(noted) + len(differing):
         counts = {"count": len(equal), "total": total}
-        texts.append(tr("Verified: {count} of {total} give the same result as one device.", **counts))
+        texts.append(tr("Verified: the same result as one device for {count} of {total}.", **counts))
     if noted:
-        texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
+        texts.append(tr("Different as expected: {labels}.", labels="; ".join(noted)))
     if differing:
-        texts.append(tr("These differ: {labels}.", labels="; ".join(differing)))
+        texts.append(tr("Different: {labels}.", labels="; ".join(differing)))
     return " ".join(filter(None, (*texts, verification.failure)))
 
 

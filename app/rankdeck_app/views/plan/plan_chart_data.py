@@ -1,4 +1,4 @@
-"""Builds the plan page's data: plain functions, no widgets. Unknown values are dashes."""
+"""Builds the plan page's data: plain functions, no widgets. Unknown values are shown as dashes."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _stat(label: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
 
 
 def subtitle(plan: DraftPlan) -> tuple[str, str]:
-    """Return (text, short text) for the table's card."""
+    """Return the subtitle of the table's card as (text, short text)."""
     lines = plan.lines
     capacity = scale(lines).capacity_bytes
     if capacity is not None:
@@ -375,7 +375,7 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, i
 
 
 def fixes(plan: DraftPlan) -> list[PlanLine]:
-    """Return combined fixes (if nothing fits), then the chosen strategy's fixes, the largest saving first."""
+    """Return the advice for when nothing fits (if any), then the chosen strategy's fixes by saving."""
     strategy = None if plan.chosen_line is None else plan.chosen_line.strategy
     combined = [line for line in plan.fixes if line.saves_bytes is None]
     lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)
