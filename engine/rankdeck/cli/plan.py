@@ -88,8 +88,8 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """Yield the lines, each with the result of verifying its strategy against one device, on `num_devices`
-    virtual devices."""
+    """Yield the lines; those of strategies that can run get the result of a comparison, on `num_devices`
+    virtual devices, with training on one device."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
