@@ -380,7 +380,7 @@ class RestoreResult:
 
     def put_random_states(self) -> None:
         """Restore the random states. Call this after creating the loader's iterator, because its creation
-        draws a random number. Raises: ConfigError."""
+        draws a random number. Raises: ConfigError if the states do not match this run."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)

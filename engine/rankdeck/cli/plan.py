@@ -201,8 +201,8 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Ask for consent if necessary, and return the runs except those whose prediction would execute code that
-    the user has not allowed."""
+    """Return the runs whose prediction executes no user code, or only code that the user has consented to;
+    ask for consent if necessary."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 
