@@ -271,7 +271,7 @@ class Guard:
             self._report_bytes += chunk
 
     def _sweep(self) -> None:
-        """Kill all remaining descendants. Orphans are among them, because this process is their reaper."""
+        """Kill all remaining descendants, including orphans, which this process adopts as their reaper."""
         pause_s = 0.002
         while True:
             for pid, state in descendants():
