@@ -231,8 +231,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; kill it at once if `now` is True, or on the second request if the run is a
-        script's."""
+        """Stop the run; kill it at once if `now` is True or, for a script's run, on the second request."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The rule that finds ranks whose weights have drifted apart, and why. Read rule_context.py first."""
+"""The rule that finds ranks whose weights have drifted apart, and the cause. Read rule_context.py first."""
 
 from __future__ import annotations
 
