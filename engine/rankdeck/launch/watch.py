@@ -248,7 +248,7 @@ class Watch:
             )
         if self._on_hang == "restart":
             return phrase(
-                "The run will restart from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
+                "In {seconds:.0f} s, the run will restart from its newest checkpoint (launch.on_hang).",
                 seconds=left_s,
             )
         return phrase(
