@@ -151,8 +151,8 @@ class ReplicaThreads:
 
     @contextmanager
     def transfer_phase(self, name: str) -> Iterator[None]:
-        """Record a phase of device 0 in which bytes are transferred between devices, and count these
-        bytes."""
+        """Enter a context that records a phase of device 0, and the number of bytes transferred between
+        devices in that phase."""
         with self.spans.phase(0, name) as mark:
             before = sum(self.devices.moved_bytes.values())
             yield
