@@ -315,8 +315,8 @@ def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """Yield the units, each with its own attributes and buffers, and a dict per unit that maps the id of each
-    original buffer to the unit's copy."""
+    """Enter a context in which each unit has its own attributes and buffers; yield the units, and for each
+    unit a dict that maps the ids of original buffers to the unit's copies."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []

@@ -115,7 +115,7 @@ class UnitRecorder:
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
 
     def _shapes(self, output: Any) -> Any:
-        """Replace an output's tensors with their shapes, dtypes and value ids."""
+        """Return an output with each tensor replaced by its shape, dtype and value id."""
         if isinstance(output, Tensor):
             return ReturnedTensor(output.shape, output.dtype, self._value_id(output))
         if isinstance(output, tuple | list):

@@ -220,7 +220,7 @@ def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
     """Return the vocabulary layers to split, if an embedding (by rows) and the output layer (by columns) have
-    the same vocabulary; also return the output layer's name if it is one of them.
+    the same vocabulary; also return the output layer's name if that layer is to be split.
 
     A tied weight is split under all its names or not at all.
     """

@@ -226,7 +226,7 @@ class _ThreadExchange:
 
 @contextlib.contextmanager
 def _isolated() -> Iterator[None]:
-    """Disable the caller's torch modes, and restore its random state afterwards."""
+    """Enter a context without the caller's torch modes; restore the caller's random state afterwards."""
     with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
 
