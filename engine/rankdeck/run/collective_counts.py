@@ -38,7 +38,7 @@ class CountDifference:
 
 @dataclass
 class _RankCounts:
-    """One rank's calls per step; each entry is (first step with these calls, calls by collective and line)."""
+    """One rank's calls per step; an entry is (first step with these calls, calls by collective and line)."""
 
     changes: list[tuple[int, Mapping[str, int]]] = field(default_factory=list)
     until: int = 0

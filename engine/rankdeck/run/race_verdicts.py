@@ -297,7 +297,7 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
     """Return a sentence that calls the race inconclusive, or '' if it is not.
 
-    A race is inconclusive if only the machine's drift makes the leading entries indistinguishable.
+    A race is inconclusive if only the drift of the step times makes the leading entries indistinguishable.
     """
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
