@@ -309,7 +309,7 @@ class MetricTable(Chart[MetricTableData]):
 
 
 def _data_shape(data: MetricTableData) -> tuple[list[str], int]:
-    """Return the rows and the length of the x range; if either changes, cached curve images are no longer
-    valid."""
+    """Return the UUIDs of the rows and the length of the x range; if either changes, cached curve images must
+    be redrawn."""
     x0, x1 = data.x_range
     return [row.uuid for row in data.rows], round(x1 - x0)

@@ -150,8 +150,8 @@ def _finer_count(spacing: float) -> float | None:
 
 
 class CountAxis(TimeAxis):
-    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation. An
-    axis without a unit shows seconds, like TimeAxis."""
+    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation. If
+    `unit` is empty, the axis shows seconds, as in TimeAxis."""
 
     unit = AXIS_UNITS[STEP]
 

@@ -255,8 +255,8 @@ class VramBars(Chart[VramBarsData]):
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
-        """Return the colour of a kind: amber for gathered outputs if `leads` is True, because they cause the
-        device's lead; otherwise, a shade of blue."""
+        """Return the colour of a kind: amber for gathered outputs if `leads` is True, because they are why
+        the device needs more memory than the others; otherwise, a shade of blue."""
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(
