@@ -141,7 +141,7 @@ def use_language(name: str) -> list[QTranslator]:
 
 
 def remove_translators(translators: list[QTranslator]) -> None:
-    """Undo `use_language`."""
+    """Remove the translators that `use_language` installed."""
     for translator in translators:
         QCoreApplication.removeTranslator(translator)
     _lookup.cache_clear()
@@ -180,7 +180,8 @@ def _find_file(name: str) -> Path | None:
 
 
 def _load_translators(file: Path | None) -> list[QTranslator]:
-    """Return the translators of the app's texts and of Qt's own dialogs."""
+    """Return the translators of the app's texts, which `file` contains, and of Qt's own dialogs; empty if
+    `file` is None or cannot be loaded."""
     ours, qts = QTranslator(), QTranslator()
     if file is None or not ours.load(str(file)):
         return []

@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """The text, followed by the value's bounds and whether a restart is needed."""
+        """The setting's `text`, followed by the bounds of its value and whether a change needs a restart."""
         low, high = self.minimum, self.maximum
         has_bounds = low is not None and high is not None
         bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""

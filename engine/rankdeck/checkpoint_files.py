@@ -108,7 +108,7 @@ class Checkpoint:
             return phrase("it contains the state of step {step}", step=step)
         # Readers of a checkpoint load all of these files, not only those that COMMIT lists.
         strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
-        return phrase("{file} does not belong to it", file=strange[0]) if strange else None
+        return phrase("{file} is not part of the checkpoint", file=strange[0]) if strange else None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

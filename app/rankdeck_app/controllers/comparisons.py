@@ -350,7 +350,8 @@ class Comparisons(QObject):
 
 
 def _action_text(count: int, is_adding: bool) -> str:
-    """Return the action's label for `count` runs, or a request to choose more if `count` is too small."""
+    """Return the label of the row that adds or compares `count` runs; if these are too few, the label asks
+    for more."""
     if is_adding:
         return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
     if count < MIN_RUNS:

@@ -144,7 +144,7 @@ class DeviceMonitor(QObject):
         gpus = self._session.gpus.physical_gpus
         self._window.status_bar.item("gpus", "right", 1).show_text(
             gpu_status_text(gpus) if gpus else "",
-            tooltip=tr("VRAM in use on this machine's GPUs. Click to open the Devices view"),
+            tooltip=tr("VRAM in use on this machine's GPUs. Click to open the Devices view."),
             command="devices.show",
             tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
         )

@@ -39,8 +39,8 @@ _RESUME_PREFIX = "resume"
 class Launcher(QObject):
     """Launches runs and tracks pending launches.
 
-    `changed` is emitted when the blocker or the pending launches have changed. `blocked` carries the Problem
-    when a blocked launch is requested.
+    `changed` is emitted when the result of `blocker` or the pending launches have changed. `blocked` carries
+    the Problem that prevents a requested launch.
     """
 
     changed = Signal()
@@ -152,7 +152,7 @@ class Launcher(QObject):
             self._window.toasts.warn(tr("{strategy}: {found}.", **values))
 
     def report_if_blocked(self) -> bool:
-        """Check whether a launch is blocked, and report the blocker."""
+        """Return whether launching is blocked; if it is, report the problem that blocks it."""
         blocker = self.blocker()
         if blocker is not None:
             self.blocked.emit(blocker)
@@ -175,7 +175,8 @@ class Launcher(QObject):
         self.when_trusted(config.code_folders, partial(self._start, config, then))
 
     def launch_again(self, path: Path, config: RunConfig) -> None:
-        """Start a new run with the configuration of the run at `path`, asking for trust as `resume` does."""
+        """Start a new run with the configuration of the run at `path`; first ask the user to trust its code
+        if needed."""
         trust = self._session.trust
         self.when_trusted(partial(trust.untrusted_folders_of_run, path, config), partial(self._start, config))
 
@@ -186,7 +187,7 @@ class Launcher(QObject):
             self.when_trusted(config.code_folders, go_on)
 
     def resume(self, path: Path) -> None:
-        """Resume a finished run, asking for trust in its code if needed."""
+        """Resume an ended run; first ask the user to trust its code if needed."""
         self.when_run_trusted(path, partial(self.start_resume, path))
 
     def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
@@ -273,7 +274,8 @@ class Launcher(QObject):
         self._window.editor.open(page_id)
 
     def _add_pending(self, key: str, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Track a launch. `key` is the id of its starting page, if it has one."""
+        """Track a launch. `key` is the id of its starting page, if it has one. `show` opens a
+        tab for a race, for example; if it is None, a run's tab is opened."""
         self._pending[key] = launch
         # A new launch replaces the problems of the previous one.
         self._session.problems.set(LAUNCH_OWNER, launch.name, [])

@@ -70,7 +70,7 @@ class ProblemNavigator:
             # Split before the path is filled in, so that a path with spaces stays a single argument.
             argv = [word.format(file=file, line=line) for word in shlex.split(command)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return self._show_error(tr('The setting "editor.command" is not valid ({error}).', error=error))
+            return self._show_error(tr('The setting "editor.command" is malformed ({error}).', error=error))
         if not argv:
             return self._show_error(tr('The setting "editor.command" is empty.'))
         # A plain program, such as "code", gets the file as its argument.

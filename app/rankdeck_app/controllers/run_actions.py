@@ -62,7 +62,8 @@ def _is_run(info: RunInfo) -> bool:
 
 
 def _is_standalone(info: RunInfo) -> bool:
-    """Check whether the run can be named, archived and deleted on its own; a race's entry cannot."""
+    """Check whether the run can be named, archived and deleted on its own, unlike a run that is a race's
+    entry."""
     return info.entry_of is None
 
 

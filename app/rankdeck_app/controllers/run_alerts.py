@@ -103,7 +103,7 @@ class RunAlerts(QObject):
             self._run_rules(run, self._states[run.run_dir.path])
 
     def _run_rules(self, run: LiveRun, followed: _AlertState) -> None:
-        """List the findings of the engine's rules at the viewed time."""
+        """Run the engine's rules as of the viewed time, and list their findings in the Problems panel."""
         followed.checked_s, viewed = time.monotonic(), run.viewed
         findings = followed.findings if viewed is run else FindingTracker(_RULES)
         problems = findings.check(RuleContext(viewed.state, viewed.config, is_over=viewed.is_over))

@@ -39,7 +39,7 @@ class RunOrganizer(QObject):
         self.label_store.change_labels([path], lambda labels: labels.with_changes(name=name))
 
     def ask_name(self, info: RunInfo) -> None:
-        hint = tr("Name of the run. Leave empty to restore the original name")
+        hint = tr("Name of the run. Leave empty to restore the original name.")
         self._window.command_palette.prompt(hint, lambda name: self.rename(info.path, name), info.title)
 
     def ask_tags(self, infos: Sequence[RunInfo]) -> None:

@@ -209,7 +209,7 @@ class RunTabs(QObject):
     # Actions on runs
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
-        """Ask a run to stop; a toast reports a failure."""
+        """Ask a run to stop, at once if `now` is True; if that fails, a toast reports the error."""
         call = self._session.engine.stop(path, now=now)
         if (run := self.open_runs.get(path)) is not None:
             run.mark_stopping()
@@ -232,8 +232,8 @@ class RunTabs(QObject):
     def report_answer(
         self, call: EngineCall, failure: str, then: Callable[[str], object] = lambda out: None
     ) -> None:
-        """Call `then` with an engine command's output. On failure, show a toast with the command's error, or
-        with `failure` if it reported none."""
+        """Call `then` with the output of an engine command. If the command fails, show a toast with its
+        error message, or with `failure` if there is no message."""
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
@@ -302,7 +302,8 @@ class RunTabs(QObject):
             self._window.show_panel("problems")
 
     def _show_ended_toast(self, info: RunInfo) -> None:
-        """Show that a run launched here has ended, unless its tab is active; several runs share one toast."""
+        """Show a toast when a run launched in this window has ended, unless the run's tab is active. Several
+        runs share one toast."""
         active, toasts = self.active(), self._window.toasts
         if info.path not in self.launched or (active is not None and active.run_dir.path == info.path):
             return
@@ -328,9 +329,10 @@ class RunTabs(QObject):
         """Return the memory that the current run uses.
 
         The result is a pair: the kind of device, "gpu" or "virtual", and the usage by host and by the
-        device's index on the host. A usage is a tuple (bytes, fraction of the capacity or, if unknown, of the
-        largest usage, whether this is the lead device). The host of a single-host run is "". Without a run,
-        or if it is finished, the result is ("", {}).
+        device's index on the host. A usage is a tuple: the bytes in use; their fraction of the capacity or,
+        if that is unknown, of the largest usage; and whether this device uses notably more memory than the
+        others. The host of a single-host run is "". If no run is current, or it has ended, the result is
+        ("", {}).
         """
         run = self.current
         if run is None or not run.devices or run.is_over:

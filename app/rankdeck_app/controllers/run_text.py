@@ -1,4 +1,4 @@
-"""Formats runs for the status bar and toasts of run_tabs.py."""
+"""Formats a run's state, progress, throughput and devices as text for the status bar and toasts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _FILE_FILTER = tr_noop("Python (*.py);;All files (*)")
 
 
 class Scripts(QObject):
-    """Launches the session's script. The user chooses its Python interpreter with InterpreterPicker."""
+    """Launches the user's scripts. InterpreterPicker lets the user choose the Python interpreter for them."""
 
     def __init__(self, window: MainWindow, session: Session, launching: Launcher) -> None:
         super().__init__(window)

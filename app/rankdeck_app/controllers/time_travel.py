@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class TimeTravel(QObject):
-    """Time travel in the current run. `moved` carries the viewed Unix time, or None for the present."""
+    """Commands that show the active run at another time. `moved` carries the viewed Unix time, or None for
+    the present."""
 
     moved = Signal(object)
 

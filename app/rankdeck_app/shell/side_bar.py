@@ -204,7 +204,7 @@ class SideBar(QWidget):
         column(self._title, (self._stack, 1), on=self, margins=(0, 0, 1, 0), spacing=0)
 
     def register(self, activity: Activity) -> None:
-        """Add an activity; `show_initial` decides which one is shown."""
+        """Add an activity without showing its view; `show_initial` shows a view once all are added."""
         assert activity.id not in self.activities, f"activity {activity.id} is registered twice"
         self.activities[activity.id] = activity
 

@@ -27,7 +27,7 @@ _SLACK_CHARS = 3
 
 
 class StatusItem(QAbstractButton):
-    """One item of the status bar. StatusBar.item returns it; `show_text` sets its text."""
+    """An item of the status bar, created by StatusBar.item; `show_text` sets its text."""
 
     resized = Signal()
 

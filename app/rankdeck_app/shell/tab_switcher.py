@@ -62,7 +62,7 @@ class TabSwitcher(FloatingList):
         return QuickPickItem(tab.display_title(), " › ".join(crumbs[:-1]), show, icon=icon)
 
     def event(self, event: QEvent) -> bool:
-        """Handle every key here, including Tab, which Qt would otherwise use to move the focus."""
+        """Handle all keys, including Tab, which Qt would otherwise use to move the focus."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             self.keyPressEvent(event)
             return True

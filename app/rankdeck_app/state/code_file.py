@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown. By the time it is read, the path
-may have become something other than a regular file, such as a named pipe."""
+"""Read a code file named in a traceback, or report why it cannot be shown. Since the traceback, the file may
+have been replaced by something other than a regular file, such as a named pipe."""
 
 from __future__ import annotations
 

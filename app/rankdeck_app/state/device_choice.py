@@ -1,8 +1,8 @@
 """Devices chosen for the next run: those of the configuration, or those of the script if Launch would start
 the script.
 
-One set of device cards serves both: the cards read and write this model in either case. In a run of several
-hosts, each host has its own choice.
+The configuration and the script share one set of device cards, which read and write this model. In a run of
+several hosts, each host has its own choice.
 """
 
 from __future__ import annotations

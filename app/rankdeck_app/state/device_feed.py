@@ -164,7 +164,7 @@ class DeviceHistory:
                     series.append(now_s, math.nan)
 
     def throttled_series(self, uuid: str) -> Series:
-        """Return a series that is 1 while `throttle_reasons` returns any reason, and 0 otherwise."""
+        """Return a series that is 1 while a device is throttled (see `throttle_reasons`), and 0 otherwise."""
         return self.series(uuid, THROTTLED)
 
     def _append(self, series: Series, metric: str, at_s: float, value: float) -> None:

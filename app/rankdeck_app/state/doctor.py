@@ -99,7 +99,7 @@ class Doctor(QObject):
 
     @property
     def has_results(self) -> bool:
-        """Whether there is anything to show."""
+        """Whether there are running checks, results or a problem to show."""
         return self.is_running or self.done is not None or bool(self.rows or self.problem)
 
     def count(self, verdict: Verdict) -> int:

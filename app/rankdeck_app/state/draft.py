@@ -70,8 +70,8 @@ class Draft(QObject):
         io_thread: IoThread | None = None,
         count_devices: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
-        """Create the draft; `count_devices` returns how many devices a configuration uses, or None if
-        unknown."""
+        """Create the draft and restore its last state from `file`; `count_devices` returns how many devices
+        a configuration uses, or None if unknown."""
         super().__init__(parent)
         self._io_thread = io_thread or IoThread(self)
         self._count_devices = count_devices
@@ -116,7 +116,7 @@ class Draft(QObject):
 
     @property
     def title(self) -> str:
-        """The draft's preset or file name; for a draft made from a run, the next run's title."""
+        """The name of the draft's preset or file; for a draft made from a run, the title of the next run."""
         has_name = self.origin and not self.origin.startswith(RUN_ORIGIN_PREFIX)
         return self.origin if has_name else self.run_title or self.origin_text
 
@@ -160,11 +160,11 @@ class Draft(QObject):
             self._after_change()
 
     def set_value(self, key_path: KeyPath, value: Any, *, is_typed: bool = False) -> None:
-        """Write an option into the text; None removes it."""
+        """Write an option into the text, or remove it if `value` is None; for `is_typed`, see `set_text`."""
         self.set_values({key_path: value}, is_typed=is_typed)
 
     def set_values(self, values: dict[KeyPath, Any], *, is_typed: bool = False) -> None:
-        """Write several options in one change."""
+        """Write several options into the text in one change; the parameters are those of `set_value`."""
         document = tomlkit.parse(self._toml_text)
         for key_path, value in values.items():
             write_value(document, key_path, value)

@@ -272,7 +272,7 @@ class Launch(QObject):
 
 
 class _StartedRun(msgspec.Struct):
-    """The engine's answer for a started run; with several hosts, `host` is the host that stores the run."""
+    """A run that the engine has started; with several hosts, `host` is the host that stores the run."""
 
     run: str
     path: str
@@ -314,7 +314,7 @@ class Engine(QObject):
     def race(
         self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
     ) -> Launch:
-        """Start a race of the strategies that fit; `arrived` is emitted once the race is planned."""
+        """Start a race of the strategies that fit; `Launch.arrived` is emitted once the race is planned."""
         doing = tr("The planner is checking which strategies fit")
         call = self._call_with_config("race", config_toml, runs, workspace, *options)
         return self._start_launch(Launch(name, call, self, doing))

@@ -32,7 +32,7 @@ HOVER_DELAY_MS = 250
 
 
 class FixPlans(PlannerClient):
-    """Plans for the fix under the pointer; `show` sets the fix plan of a LiveRun, and `hide` removes it."""
+    """Plan of the fix that the user points at; `show` sets the fix plan of a LiveRun, `hide` removes it."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -44,7 +44,7 @@ class FixPlans(PlannerClient):
         self._hover_timer.timeout.connect(self._start_plan)
 
     def show(self, run: LiveRun, changes: Changes) -> None:
-        """Show the plan for a run with a fix's changes."""
+        """Plan the run with a fix's changes after a short delay, and show the prediction."""
         if self._run is not run:
             self.hide()
         self._run, self._changes = run, changes

@@ -57,7 +57,7 @@ def busy_text(gpu: GpuStatus) -> str:
 
 
 def run_label(gpu: GpuStatus) -> str:
-    """Return the name of the run that has leased a GPU, without its leading timestamp."""
+    """Return the name of the run that has leased a GPU, without the timestamp at the start of the name."""
     stamp, _, rest = gpu.run_name.partition("-")
     return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else gpu.run_name
 
@@ -135,7 +135,7 @@ class Gpus(QObject):
 
     @property
     def silence_s(self) -> float | None:
-        """Seconds since the last line about the devices; None if there are no devices."""
+        """Seconds since the sampler's last line that is not a notice; None if there are no devices."""
         return time.monotonic() - self._last_line_s if self.devices else None
 
     def imbalance(self) -> Imbalance | None:
@@ -206,7 +206,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Set the reason why there is nothing to show, whether this is temporary or permanent."""
+        """Set `reason`, which explains why there are no GPUs to show, either temporarily or permanently."""
         # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()
@@ -230,7 +230,7 @@ class Gpus(QObject):
 
 
 def _devices_key(gpu: GpuStatus) -> tuple[object, ...]:
-    """Return the values that a choice of devices depends on."""
+    """Return the values of a GPU on which a choice of devices depends."""
     # Without their memory, which differs in nearly every reading: `changed` would be emitted all the time.
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
     return gpu.uuid, gpu.label, gpu.lost_at, gpu.mig, gpu.is_stale, gpu.is_free, gpu.run, users

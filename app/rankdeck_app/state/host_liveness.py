@@ -32,7 +32,7 @@ class HostLiveness:
                 self._last_heard_s[device.host] = now_s
 
     def silent_hosts(self) -> dict[str, int]:
-        """Return how many seconds each silent host has been silent."""
+        """Return, for each silent host, the whole seconds since this machine last heard from it."""
         now_s = self._clock()
         return {
             host: int(now_s - at_s)

@@ -181,7 +181,7 @@ class LiveRun(QObject, RunView):
                     lines=dropped.lines,
                     reason=dropped.reason,
                 ),
-                advice=phrase("Free some space on the disk that holds the run."),
+                advice=phrase("Free some space on the disk where the run is stored."),
                 severity="warning",
             )
             for dropped in self.state.dropped

@@ -87,12 +87,12 @@ class DraftPlan(PlannerClient):
 
     @property
     def lines(self) -> list[PlanLine]:
-        """The answers so far, in the order of the rows; fixes are not included."""
+        """The planner's lines so far, in the order of the rows; lines for fixes are not included."""
         return [row.line for row in self.rows if row.line is not None]
 
     @property
     def target(self) -> str:
-        """The devices that the rows are planned for; until the planner has answered, the requested ones."""
+        """The devices that the rows are planned for; until the planner has answered, those requested."""
         planned = next((target_text(line) for line in self.lines if line.target), None)
         configured = str(self._draft.value(("devices", "use")) or "auto")
         return planned or self.devices or requested_target_text(configured)
@@ -111,18 +111,18 @@ class DraftPlan(PlannerClient):
         if self._draft.plan_config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:
-            return tr("Planning this configuration runs its own code, which is not trusted yet.")
+            return tr("This configuration uses code that is not trusted yet; planning would execute it.")
         return self._failure
 
     @property
     def needs_trust(self) -> bool:
-        """Whether the draft uses user code that has not been found to be trusted."""
+        """Whether the draft uses user code that is not trusted, or whose trust has not been checked yet."""
         config = self._draft.plan_config
         return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
     @property
     def chosen_line(self) -> PlanLine | None:
-        """The answer for the draft's strategy and options."""
+        """The planner's line for the draft's strategy and options, or None."""
         return next((line for line in self.lines if self.is_chosen(line)), None)
 
     @property
@@ -132,7 +132,7 @@ class DraftPlan(PlannerClient):
         return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
     def recheck_refusal(self) -> None:
-        """Plan again if the refusal depends on files that may have been corrected since."""
+        """Plan again if the refusal depends on files that the user may have corrected in the meantime."""
         config, refusal = self._draft.plan_config, self.refusal
         reads_files = refusal is not None and (refusal.path or "").startswith("data.")
         if config is not None and refusal is not None and (reads_files or config.user_code()):
@@ -146,7 +146,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def chosen_strategy(self) -> str:
-        """The draft's strategy, whether or not it has an answer."""
+        """The draft's strategy, even if the planner has no prediction for it."""
         return str(self._draft.value(("strategy", "use")) or "single")
 
     @property
@@ -192,7 +192,7 @@ class DraftPlan(PlannerClient):
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """Return the answer for `config`, which may differ from the draft only in strategy and devices."""
+        """Return the plan line for `config`, which may differ from the draft only in strategy and devices."""
         draft_config = self._draft.config
         if (
             draft_config is None
@@ -303,8 +303,8 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Add a row for the answer. It replaces an earlier row with the same strategy and label, and the
-        strategy's placeholder row."""
+        """Add a row for a plan line. The row replaces an earlier row with the same strategy and label, and
+        the strategy's placeholder row."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
@@ -334,7 +334,7 @@ class DraftPlan(PlannerClient):
 
 
 def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tables with only the keys that answers can depend on."""
+    """Return a configuration's tables with only those keys on which the planner's answers can depend."""
     relevant = {key: value for key, value in tables.items() if key not in _IRRELEVANT_KEYS[""]}
     train = relevant.get("train")
     if isinstance(train, dict):

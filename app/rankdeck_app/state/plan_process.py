@@ -193,7 +193,8 @@ class PlannerClient(QObject):
 
 @dataclass(frozen=True)
 class Planner:
-    """Planner requests and their settings: engine, trust, folder, automatic planning, strategy timeout."""
+    """Factory of planner processes. `is_automatic` returns whether planning is automatic, and `timeout_s` the
+    time limit for planning one strategy."""
 
     engine: Engine
     trust: Trust

@@ -27,7 +27,7 @@ from rankdeck_app.language import tr, translate
 
 _CAPACITY_TEXTS = {
     FITS: (tr_noop("Fits in {capacity}"), tr_noop("Fits in {capacity}, {taken} in use")),
-    TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} in use")),
+    TIGHT: (tr_noop("Tight fit in {capacity}"), tr_noop("Tight fit in {capacity}, {taken} in use")),
     MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} in use")),
 }
 """Two texts for each verdict: for an unused device, and for a device that other processes partly use."""
@@ -53,19 +53,19 @@ def is_virtual(device: PlannedDevice) -> bool:
 
 
 def device_index(device: PlannedDevice) -> str:
-    """Return the index in the device's name, such as '3' in 'Virtual 3', or else its index in the plan."""
+    """Return the index in the device's name ('3' in 'Virtual 3'), or else the device's index in the plan."""
     index = (device.name or "").removeprefix(_VIRTUAL_PREFIX).split(" ")[0]
     return index if index.isdecimal() else str(device.device)
 
 
 def target_text(line: PlanLine) -> str:
-    """Return the devices that a line is planned for."""
+    """Return the devices that a plan line is for, as text in the window's language."""
     return translate(line.target, line.phrases)
 
 
 def requested_target_text(use: str) -> str:
-    """Return text such as '4 virtual devices' for the draft's devices, or `use` itself if they depend on the
-    machine."""
+    """Return a text such as '4 virtual devices' if `use` requests a number of virtual devices, and otherwise
+    `use` itself."""
     try:
         selection = parse_devices(use)
     except DeviceError:
@@ -82,7 +82,7 @@ def strategy_name(line: PlanLine) -> str:
 
 
 def options_text(label: str) -> str:
-    """Return the options in a label, such as 'schedule = gpipe'."""
+    """Return the options in a plan line's label: 'schedule = gpipe' for 'pipeline, schedule = gpipe'."""
     return label.partition(", ")[2]
 
 
@@ -180,7 +180,11 @@ class FixPlan:
     failure: str = ""
 
     def texts(self, fullest_bytes: int) -> tuple[str, ...]:
-        """Return versions of the fix's label in the chart, from the longest to the shortest."""
+        """Return versions of the fix's label in the chart, from the longest to the shortest.
+
+        `fullest_bytes` is the largest memory that the chart predicts for a device with the fix; if it is 0,
+        that of the plan line is used.
+        """
         if self.failure:
             why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.failure)
             return why_not, tr("with {fix}: unknown", fix=self.text)
@@ -189,12 +193,12 @@ class FixPlan:
         size = format_bytes(
             fullest_bytes or (self.line.fullest_device.total_bytes if self.line.fullest_device else 0)
         )
-        short = tr("with {fix}: {size}, predicted", fix=self.text, size=size)
-        return self._full_text(size), short, tr("{size}, predicted", size=size)
+        short = tr("with {fix}: {size} predicted", fix=self.text, size=size)
+        return self._full_text(size), short, tr("{size} predicted", size=size)
 
     def _full_text(self, size: str) -> str:
         if self.line is None or not self.line.is_bound:
-            return tr("with {fix}: {size} on the fullest device, predicted", fix=self.text, size=size)
+            return tr("with {fix}: {size} predicted on the fullest device", fix=self.text, size=size)
         if self.line.bound == AT_MOST:
-            return tr("with {fix}: at most {size} on the fullest device, predicted", fix=self.text, size=size)
-        return tr("with {fix}: at least {size} on the fullest device, predicted", fix=self.text, size=size)
+            return tr("with {fix}: at most {size} predicted on the fullest device", fix=self.text, size=size)
+        return tr("with {fix}: at least {size} predicted on the fullest device", fix=self.text, size=size)

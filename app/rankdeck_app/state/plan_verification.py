@@ -77,7 +77,7 @@ class PlanVerification(PlannerClient):
         return ""
 
     def get_outcome(self, line: PlanLine) -> str | None:
-        """Return a line's outcome: an outcome listed in events.Verified, "failed" or "single".
+        """Return a plan line's outcome: "failed", "single", or an outcome that events.Verified lists.
 
         Return PENDING while the result may still arrive, and None if the outcome is unknown.
         """

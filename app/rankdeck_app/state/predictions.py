@@ -83,7 +83,7 @@ class Predictions(PlannerClient):
             run.set_prediction(line)
 
     def _predict_next(self) -> None:
-        """Take predictions from the draft's plan; if the planner is idle, request the next missing one."""
+        """Take predictions from the draft's plan; if the planner is idle, request a missing prediction."""
         # A copy, because `_set_prediction` removes runs from the list.
         for run in list(self._pending_runs):
             assert run.config is not None

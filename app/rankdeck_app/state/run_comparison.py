@@ -56,7 +56,7 @@ class RunComparison(QObject):
         return [run.ref for run in self.runs]
 
     def refusal_text(self, at: RunRef) -> str:
-        """Return why a run cannot be added; empty if it can."""
+        """Return the reason why the run `at` cannot be added to the comparison; empty if it can be added."""
         if at in self.refs:
             return tr("This run is already in the comparison.")
         if len(self.runs) >= MAX_RUNS:
@@ -98,7 +98,8 @@ class RunComparison(QObject):
         self.runs_changed.emit()
 
     def drain(self) -> bool:
-        """Apply all runs' new data and update one run's metrics; return whether there are new losses."""
+        """Apply the new data of all runs, and update the metrics of at most one run per call. Return whether
+        there are new losses."""
         changed = RunChange.NOTHING
         for run in self.runs:
             # The budget is shared, so a frame of many runs takes no longer than that of one run.
@@ -126,7 +127,7 @@ class RunComparison(QObject):
         """Return a title such as 'GPT · DP · 4 / GPT · DDP · 4'."""
         names = [run.title + ("" if run.ref.attempt is None else f" @{run.ref.attempt}") for run in self.runs]
         if len(names) > 2:
-            return tr("{run} / {n} others", "{run} / {n} other", len(names) - 1, run=names[0])
+            return tr("{run} and {n} others", "{run} and {n} other", len(names) - 1, run=names[0])
         return " / ".join(names)
 
     def close(self) -> None:
@@ -220,6 +221,6 @@ class ComparisonRun(LiveRun):
 
     @property
     def other_attempts(self) -> list[int]:
-        """The numbers of all attempts with events; empty if there is only one attempt."""
+        """The attempts that can be compared with each other; empty if only one attempt has events."""
         numbers = list(self.state.attempts)
         return numbers if len(numbers) > 1 else []

@@ -27,7 +27,7 @@ def is_copy(path: Path) -> bool:
 
 
 class RunCopier(QObject):
-    """Process that keeps one copy up to date until `close` is called."""
+    """Process that updates the copy of another host's run until `close` is called."""
 
     def __init__(self, engine: Engine, disk: IoThread, path: Path, parent: QObject) -> None:
         super().__init__(parent)

@@ -1,8 +1,8 @@
 """Thread that reads a run directory, so that neither a slow disk nor a million events block the UI.
 
 Reading, decoding and the per-event part of aggregation (rankdeck.run.batch) happen here. Applying a batch
-takes the same time for one event as for a hundred thousand. An outcome is passed on only after all events
-before it. live_run.py applies the batches on the UI thread.
+takes the same time for one event as for a hundred thousand. The run's outcome is passed on only after all
+earlier events. live_run.py applies the batches on the UI thread.
 """
 
 from __future__ import annotations

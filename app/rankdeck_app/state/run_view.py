@@ -32,7 +32,7 @@ MAX_CHARTED_DEVICES = 32
 
 
 class RunView:
-    """Values derived from `state` and from the run's other files."""
+    """The values of a run that views show, derived from its `state` and its other files."""
 
     run_dir: RunDir
     state: RunState
@@ -203,8 +203,8 @@ class RunView:
     def is_planned(self) -> bool | None:
         """Whether a configuration defines the computation, so that all metrics will be reported.
 
-        False for a user's script, whose metrics are only those that it reports. None until the configuration
-        or script has been read.
+        False for a user's script, whose only metrics are those that the script reports. None until the
+        configuration or script has been read.
         """
         if self.config is not None or self.script is not None:
             return self.script is None
@@ -319,8 +319,8 @@ class RunView:
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """Return a device's memory: for a live run, that in the last sampled step; for an ended run, that in
-        the step with the largest peak.
+        """Return a device's memory: in a live run, its memory in the last sampled step; in an ended run, its
+        memory in the step with the largest peak.
 
         If only the tensors of modules and optimizers were measured, there is no peak, so the last sampled
         step is used even after the end.

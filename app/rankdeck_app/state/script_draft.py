@@ -341,7 +341,7 @@ class ScriptDraft(QObject):
                 Problem("devices", error.message, path="script.devices", advice=error.advice)
             )
         if form.observe not in OBSERVE_LEVELS or not 1 <= form.ranks <= MAX_VIRTUAL_DEVICES:
-            message = tr("The number of ranks or the observe level is not valid.")
+            message = tr("The number of ranks or the observe level is not an allowed value.")
             advice = tr(
                 "Use 1 to {most} ranks, and the observe level none, light, full or check.",
                 most=MAX_VIRTUAL_DEVICES,

@@ -137,7 +137,7 @@ class CardLayouts(QObject):
         return self._layouts.get(kind, {})
 
     def set(self, kind: str, layout: Layout) -> None:
-        """Set a layout; an empty one restores the default."""
+        """Set the layout for a kind of run; an empty layout restores the default."""
         if layout == self.get(kind):
             return
         if layout:

@@ -101,8 +101,8 @@ class StepMovement(PlannerClient):
         )
 
     def variants(self) -> list[StrategyOptions]:
-        """Return the variants that can be drawn besides the current options: one for each choice of an
-        option, and those that the planner compares."""
+        """Return the sets of options that can be drawn instead of the current options: a set for each choice
+        of an option, and the sets that the planner compares."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
@@ -172,8 +172,7 @@ class StepMovement(PlannerClient):
             return  # the draft has changed meanwhile
         if needs_trust:
             self.problem = tr(
-                "To draw a step of this configuration, its own code must be run, and that code is not "
-                "trusted yet."
+                "This configuration uses code that is not trusted yet; drawing a step would execute it."
             )
             self.needs_trust = True
         else:
@@ -186,7 +185,7 @@ class StepMovement(PlannerClient):
     def _plan_fallback(self, why: str) -> None:
         devices = next(use for use in FALLBACK_DEVICES if use != self._draft.value(("devices", "use")))
         count = parse_devices(devices).known_count
-        note = tr("{why} Drawn for {count} virtual devices instead.", why=why, count=count)
+        note = tr("{why} The step is drawn for {count} virtual devices instead.", why=why, count=count)
         self._stop_process()
         self._plan(devices, [note])
 
@@ -241,8 +240,8 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Return the variants that differ from `options`: one for each choice of a single option, and the
-    planner's variants."""
+    """Return sets of options that differ from `options`: a set for each choice of a single option, and the
+    sets that the planner compares."""
     planned = card.planning.variants(num_devices)
     flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
     by_option: list[StrategyOptions] = [
@@ -290,14 +289,14 @@ def make_runnable(
 
 
 def _fix_note(problem: Problem) -> str:
-    """Return a problem's message with the fix that was applied for the drawing."""
+    """Return a problem's message, followed by the fix that was applied so that the step can be drawn."""
     settings, left_out = map(translate, format_changes(problem.cure))
     if not left_out:
-        return tr("{problem} Drawn with {settings}.", problem=problem.message, settings=settings)
+        return tr("{problem} The step is drawn with {settings}.", problem=problem.message, settings=settings)
     if not settings:
-        return tr("{problem} Drawn without {keys}.", problem=problem.message, keys=left_out)
+        return tr("{problem} The step is drawn without {keys}.", problem=problem.message, keys=left_out)
     return tr(
-        "{problem} Drawn with {settings} and without {keys}.",
+        "{problem} The step is drawn with {settings} and without {keys}.",
         problem=problem.message,
         settings=settings,
         keys=left_out,

@@ -37,10 +37,10 @@ class _PastReader:
         self._run, self._past = run, RunHistory(run)
 
     def read(self, time_s: float) -> tuple[float, RunState, PlanLine | None] | None:
-        """Return the time, the run state at that time, and the prediction for the attempt that was then
-        running.
+        """Return `time_s`, the run state at that time, and the prediction for the attempt that was running at
+        that time.
 
-        Return None if another time has been requested meanwhile.
+        Return None if another time has been requested in the meantime.
         """
         until = time.monotonic() + _STALE_READ_TIMEOUT_S
 

@@ -52,7 +52,10 @@ def translated_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
 
 
 def list_table_fields(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
-    """Return a table's keys; empty for an unknown table, or for arguments of the user's own code."""
+    """Return a table's keys; empty for an unknown table, or for arguments of the user's own code.
+
+    `uses` maps tables to the values of their `use` keys, on which their other keys depend.
+    """
     return tuple(map(_translate_field, table_fields(key_path, uses)))
 
 
@@ -126,7 +129,8 @@ def complete(text: str, line: int, column: int) -> CompletionList:
 
 
 def _match_items(start: int, row: str, candidates: list[CompletionItem]) -> CompletionList:
-    """Return the candidates that start with the typed word, then those that contain it."""
+    """Return the candidates that start with the word typed in `row` from column `start`, then those that
+    contain the word."""
     word = row[start:]
     # A typed value may start with its quotation mark already.
     low = word.lower().lstrip("\"'")

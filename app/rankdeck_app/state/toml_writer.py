@@ -12,7 +12,11 @@ _INLINE_TABLES = {"args", "optimizer", "schedule"}
 
 
 def write_value(document: Any, key_path: KeyPath, value: Any) -> None:
-    """Set or remove a key, creating tables as needed; `strategy = "dp"` is first converted to a table."""
+    """Set the key at `key_path` to `value`, or remove the key if `value` is None.
+
+    Missing tables are created. The short form `strategy = "dp"` is first converted to a table with the key
+    `use`.
+    """
     table = document
     for depth, key in enumerate(key_path[:-1]):
         inner = table.get(key)
@@ -37,7 +41,7 @@ def write_value(document: Any, key_path: KeyPath, value: Any) -> None:
 
 
 def _rewrite_inline_table(document: Any, key_path: KeyPath, table: Any) -> None:
-    """Rewrite an inline table, because tomlkit puts no space after the comma before an added key."""
+    """Rewrite an inline table, because tomlkit omits the space before a key that is added to it."""
     holder = document
     for key in key_path[:-1]:
         holder = holder[key]

@@ -21,9 +21,11 @@ class Mix(NamedTuple):
 
 
 class Color(NamedTuple):
-    """The colours of one id, for dark and light themes. If a foreign theme does not set the id, `fallback`
-    replaces it: another id, a mix of two colours, or, if None, the colour of our own theme of the same
-    kind."""
+    """The built-in colours of a colour id, for dark and light themes.
+
+    `fallback` defines the colour in a VS Code theme that does not set the id: it is another id, a mix of two
+    colours, or None for the built-in colour.
+    """
 
     dark: str
     light: str

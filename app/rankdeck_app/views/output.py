@@ -35,8 +35,8 @@ POLL_INTERVAL_MS = 100
 MAX_LINES_PER_POLL = 4_000
 _NO_RUN = tr_noop("Open a run to see the output of its ranks.")
 _NO_PAST_LINES = tr_noop(
-    "No lines from that time are available: Output keeps only a run's last lines, and the time shown for "
-    "a log line is the time at which it was read."
+    "No lines from that time are available. Output keeps only a run's last lines, and the time of a log line "
+    "is the time at which it was read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 

@@ -345,8 +345,8 @@ class ProblemsView(QWidget):
         return self._problems.is_of_other_run(problem_row.entry)
 
     def _focus_nearest(self, index: int) -> None:
-        """Keep the focus in the list when the focused row disappears, for example because its button has
-        fixed the problem."""
+        """Keep the focus in the list while the focused row is being removed: move the focus to the row that
+        is now at `index`, or to the last row if there are fewer rows."""
         buttons = self.rows[min(index, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 

@@ -56,8 +56,8 @@ class Suggestion:
 
 
 def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggestion | None:
-    """Suggest running the preset gpt-dp on the free GPUs if at least two are free, otherwise rehearsing it on
-    four virtual devices.
+    """Return a suggestion to run the preset gpt-dp on the free GPUs if at least two are free, otherwise to
+    rehearse it on four virtual devices.
 
     Return None if the preset is missing.
     """

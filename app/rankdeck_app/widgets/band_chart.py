@@ -53,10 +53,10 @@ class MemoryLimit:
 class BandChartData:
     """Memory histories: bytes as a function of the seconds since the start of the run.
 
-    `lead` is the index of the highlighted device; if `lead` is None, the first device is drawn as the line,
-    even if another device uses a few bytes more. `x_range` is the visible range. If `is_live`, the last
-    values extend to now and ticks count back from now. An empty chart shows `empty_text`; if
-    `empty_text` is empty, it shows "waiting for the first sampled step".
+    `lead` is the index of the device that is highlighted because it uses notably more memory than the others.
+    If it is None, no device does, and the first device is drawn as the line. `x_range` is the visible range.
+    If `is_live`, the last values extend to now and ticks count back from now. An empty chart shows
+    `empty_text`; if `empty_text` is empty, it shows "waiting for the first sampled step".
     """
 
     labels: Sequence[str] = ()
@@ -332,7 +332,7 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return each curve's (min, max) over the x range that a label of this width covers."""
+        """Return each curve's (min, max) over the x range of a label `width_px` pixels wide at the right."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:

@@ -169,7 +169,7 @@ class CardGrid(QScrollArea):
 
     def _row_heights(self, rows: Sequence[Sequence[str]], height: int) -> list[int]:
         """Return the height of each row: rows of device cards get their preferred height, the other rows
-        share what remains."""
+        share what remains of `height`."""
         min_heights = [self._min_row_height(row) for row in rows]
         # In a single column, cards keep a fixed height and the page scrolls.
         if self._page_width < BREAKPOINTS[-2][0] and len(rows) > 1:
@@ -223,8 +223,8 @@ class CardGrid(QScrollArea):
 
     @staticmethod
     def column_edge(column: int, width: int) -> int:
-        """Return the left edge of a column in pixels; the edge after the last column is one gap outside the
-        grid."""
+        """Return the left edge of a column in pixels; for `column` = COLUMNS, return the width plus one
+        gap."""
         return (width + GAP) * column // COLUMNS
 
 

@@ -66,14 +66,15 @@ class ArrangeableGrid(CardGrid):
     # Actions on a card
 
     def toggle_maximised(self, name: str = "") -> None:
-        """Let the card fill the page, or restore the grid."""
+        """Let the card `name` (default: the active card) fill the page; if a card fills it already, restore
+        the grid."""
         name = name or self.active_name
         self.maximise("" if self.maximised else name)
         if name in self.visible_names:
             self.cards[name].setFocus()
 
     def move_card(self, by: int, name: str = "") -> None:
-        """Move a card by `by` positions relative to the other visible cards."""
+        """Move the card `name` (default: the active card) by `by` positions among the visible cards."""
         name, names = name or self.active_name, self.visible_names
         if name not in names or not 0 <= names.index(name) + by < len(names):
             return
@@ -92,7 +93,7 @@ class ArrangeableGrid(CardGrid):
         self.layout_changed.emit()
 
     def hide_card(self, name: str = "") -> None:
-        """Hide a card unless it is the only visible card."""
+        """Hide the card `name` (default: the active card) unless it is the only visible card."""
         name = name or self.active_name
         if len(self.visible_names) > 1 and name in self.visible_names:
             self.maximise("")

@@ -58,7 +58,7 @@ class ComparisonLine:
         return _GROUP_HEIGHT if self.is_group else _NOTE_HEIGHT * len(self.note_lines(width))
 
     def note_lines(self, width: float) -> list[str]:
-        """Return the note wrapped to a width in pixels."""
+        """Return the note's text, wrapped into lines at most `width` pixels wide."""
         metrics, lines = QFontMetricsF(chart_font(11)), [""]
         for word in self.label.split():
             longer = f"{lines[-1]} {word}".strip()

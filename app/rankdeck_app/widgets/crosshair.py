@@ -136,8 +136,8 @@ def place_readout(
 
 
 def _candidate_boxes(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
-    """Return boxes to the right and left of the cursor: first inside the view, then below and above the
-    view."""
+    """Return possible boxes for the readout, to the right and left of the cursor: first inside the view, then
+    below and above it."""
     width, height = size.width(), size.height()
     inside = view.top(), view.bottom() - height, view.center().y() - height / 2
     outside = view.bottom() + _GAP, view.top() - _GAP - height

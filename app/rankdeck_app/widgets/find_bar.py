@@ -43,7 +43,7 @@ class TextSearch(QObject):
         raise NotImplementedError
 
     def selected_text(self) -> str:
-        """Return the selected text, which becomes the initial pattern."""
+        """Return the selected text, which becomes the pattern when the find bar opens."""
         raise NotImplementedError
 
     def focus_text(self) -> None:
@@ -163,7 +163,7 @@ class FindBar(QWidget):
         self._update_search()
 
     def step(self, step: int) -> None:
-        """Go to the next or previous match; open the bar if there is no pattern yet."""
+        """Go to the next (1) or previous (-1) match; if the bar is hidden or has no pattern, open it."""
         if self.isHidden() or not self.input.text():
             self.open()
         else:

@@ -48,7 +48,7 @@ def gpu_status_text(gpus: Sequence[GpuStatus]) -> str:
 
 
 def host_state_text(gpus: Gpus) -> str:
-    """Return the reason why a host does not respond; empty if it does."""
+    """Return a text such as 'no response for 12 s' or 'not responding'; empty if the host responds."""
     if not gpus.is_known:
         return tr("looking…")
     silent_s = gpus.silence_s

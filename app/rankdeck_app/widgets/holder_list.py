@@ -89,7 +89,8 @@ class HolderList(Chart[HolderListData]):
             top += _LINE_HEIGHT
 
     def _visible_lines(self) -> Sequence[Holder]:
-        """Return the holders that fit above the facts; if some do not, the last entry sums up the rest."""
+        """Return the holders whose lines fit above the lines of the data's `facts`; if some do not fit, the
+        last entry sums up the rest."""
         lines, num_facts = self.data.holders, len(self.data.facts)
         room = self.height() - _LINES_TOP - (_LINE_HEIGHT * num_facts + 6 if num_facts else 0)
         max_lines = max(1, int(room // _LINE_HEIGHT))
@@ -101,7 +102,8 @@ class HolderList(Chart[HolderListData]):
         return [*lines[: max_lines - 1], Holder("", name, sum(known_bytes) if known_bytes else None)]
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full text of the line at `y` if the line has a note, because a note may be cut off."""
+        """Return the full text of the line at `y` if the line has a note, which may be cut off; otherwise,
+        return an empty text."""
         lines, index = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
         return html.escape(lines[index].text) if 0 <= index < len(lines) and lines[index].note else ""
 

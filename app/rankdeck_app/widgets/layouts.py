@@ -59,7 +59,8 @@ def row(
 def column(
     *parts: LayoutPart, on: QWidget | None = None, margins: Margins = NO_MARGINS, spacing: int = -1
 ) -> QVBoxLayout:
-    """Lay out parts from top to bottom and return the layout; `on` and `spacing` work as in `row`."""
+    """Lay out parts from top to bottom and return the layout; if `on` is not None, the layout is set on that
+    widget. A negative `spacing` uses the style's default."""
     layout = QVBoxLayout()
     _add_parts(layout, on, parts, margins, spacing, NO_ALIGNMENT)
     return layout

@@ -46,8 +46,8 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class MetricCell:
-    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn on a scale from 0 to `top`; each
-    value is valid for `hold_s` seconds."""
+    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn on a scale from 0 to `top`; a
+    value without a successor counts as unknown after `hold_s` seconds."""
 
     text: str
     tone: str = ""
@@ -309,7 +309,7 @@ class MetricTable(Chart[MetricTableData]):
 
 
 def _data_shape(data: MetricTableData) -> tuple[list[str], int]:
-    """Return the rows and the length of the x range; if either changes, cached curve images are no longer
-    valid."""
+    """Return the UUIDs of the rows and the length of the x range; if either changes, cached curve images must
+    be redrawn."""
     x0, x1 = data.x_range
     return [row.uuid for row in data.rows], round(x1 - x0)

@@ -63,7 +63,7 @@ class PairedBars(Chart[PairedBarsData]):
         return QSize(_MIN_GROUP_WIDTH, 40)
 
     def _boxes(self, width: float) -> list[QRectF]:
-        """Return the rectangles of the groups."""
+        """Return the rectangles of the groups in a chart `width` pixels wide."""
         groups = self.data.groups
         num_columns = max(1, min(len(groups), int((width + _GAP) // (_MIN_GROUP_WIDTH + _GAP))))
         column_width = (width - _GAP * (num_columns - 1)) / num_columns

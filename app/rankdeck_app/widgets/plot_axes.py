@@ -35,8 +35,8 @@ TickLabel = tuple[QRectF, Any, str]
 
 
 def round_up_axis_end(value: float, limit: float | None = None) -> float:
-    """Return the end of an axis: `value` rounded up to one of the 8 ends allowed per power of two, or `limit`
-    if that is less."""
+    """Return the end of an axis: `value` rounded up to a multiple of one eighth of the largest power of two
+    that is not above it, or `limit` if that is between `value` and the rounded value."""
     if value <= 0:
         return limit or 1.0
     # The axis grows in steps of an eighth to a sixteenth instead of with every value.
@@ -66,7 +66,8 @@ def count_ticks(spacing: float, low: float, high: float, size: float) -> int:
 def refine_spacing(
     spacing: float, low: float, high: float, size: float, finer: Callable[[float], float | None]
 ) -> float:
-    """Return a tick spacing: `spacing`, made smaller by `finer` until enough ticks are visible."""
+    """Return `spacing`, reduced by repeated calls of `finer` until enough ticks are visible; `finer` returns
+    None if there is no smaller spacing."""
     while count_ticks(spacing, low, high, size) < _MIN_TICKS and (smaller := finer(spacing)) is not None:
         spacing = smaller
     return spacing
@@ -149,8 +150,8 @@ def _finer_count(spacing: float) -> float | None:
 
 
 class CountAxis(TimeAxis):
-    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation. An
-    axis without a unit shows seconds, like TimeAxis."""
+    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation. If
+    `unit` is empty, the axis shows seconds, as in TimeAxis."""
 
     unit = AXIS_UNITS[STEP]
 

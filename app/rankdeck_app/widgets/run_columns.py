@@ -105,7 +105,8 @@ def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> 
 
 
 def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
-    """Return a function that groups runs by the powers of `base` around their `value`: '10 – 100'."""
+    """Return a function that returns a run's group: the range between two successive powers of `base` that
+    contains the run's `value`, such as '10 – 100'."""
 
     def bucket(info: RunInfo) -> RunGroupKey:
         number = value(info)
@@ -118,7 +119,8 @@ def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str
 
 
 def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
-    """Return a function that maps a run to the first group whose limit is above the run's value."""
+    """Return a function that returns a run's group: the first of the (limit, label) pairs in `limits` whose
+    limit is above the run's `value`."""
     return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
 
 

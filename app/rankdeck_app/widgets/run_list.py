@@ -42,7 +42,7 @@ OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {
     EVENTS_LOST_TEXT: ("warning", "editorWarning.foreground", EVENTS_LOST_TEXT),
     "failed": ("error", "errorForeground", tr_noop("failed")),
     "stopped": ("stop-circle", "descriptionForeground", tr_noop("stopped")),
-    "lost": ("question", "rankdeck.leadText", tr_noop("lost: it ended without an exit record")),
+    "lost": ("question", "rankdeck.leadText", tr_noop("lost: ended without an exit record")),
     "waiting": ("circle", "descriptionForeground", tr_noop("waiting")),
 }
 # verdict on the losses of a race -> label

@@ -17,7 +17,8 @@ _RUN_COLORS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rank
 
 
 def run_color(theme: Theme, index: int) -> QColor:
-    """Return the tint of a run; in light themes, another tint replaces the palest one."""
+    """Return the tint of the run at position `index` of a comparison; in light themes, another tint replaces
+    the palest tint."""
     key = _RUN_COLORS[index % len(_RUN_COLORS)]
     if key == "rankdeck.kind.activations" and theme.is_light:
         key = "rankdeck.kind.gradients"
@@ -25,7 +26,7 @@ def run_color(theme: Theme, index: int) -> QColor:
 
 
 def run_pen(theme: Theme, index: int) -> QPen:
-    """Return the pen of a run's curve."""
+    """Return the pen for the curve of the run at position `index` of a comparison."""
     pen = QPen(run_color(theme, index), _CURVE_WIDTH)
     pen.setCosmetic(True)
     if DASHES[index]:
@@ -36,7 +37,8 @@ def run_pen(theme: Theme, index: int) -> QPen:
 
 
 def paint_letter(painter: QPainter, theme: Theme, box: QRectF, index: int, *, is_baseline: bool) -> None:
-    """Paint a run's letter on a rounded box, in the colours of a badge if the run is the baseline."""
+    """Paint the letter of the run at position `index` on a rounded box, in the colours of a badge if the run
+    is the baseline."""
     color = theme.color
     paint_rounded_box(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
     ink = color("badge.foreground" if is_baseline else "foreground")
@@ -44,7 +46,7 @@ def paint_letter(painter: QPainter, theme: Theme, box: QRectF, index: int, *, is
 
 
 def paint_dash(painter: QPainter, theme: Theme, box: QRectF, index: int) -> None:
-    """Paint a line in the style of the run's curve across the middle of a box."""
+    """Paint a line across the middle of a box, in the style of the curve of the run at position `index`."""
     painter.setPen(run_pen(theme, index))
     y = box.center().y()
     painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

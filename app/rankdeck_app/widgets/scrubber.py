@@ -74,7 +74,7 @@ class Scrubber(QAbstractSlider):
         self.setAccessibleName(tr("Run timeline"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setToolTip(tr("Drag to look back. Arrow keys move by one step, and End returns to now"))
+        self.setToolTip(tr("Drag to view an earlier time. Arrow keys move by one step, End returns to now."))
         theme.changed.connect(self._retheme)
 
     def set_data(self, data: ScrubberData) -> None:

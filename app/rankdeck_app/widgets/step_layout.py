@@ -243,7 +243,7 @@ class StepLayout:
 
 
 def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
-    """Return the operation name that has the largest total duration."""
+    """Return the name whose operations take the most time in total; transfers are not counted."""
     totals: dict[str, float] = {}
     for interval in operations:
         if isinstance(interval, Interval):

@@ -26,7 +26,7 @@ from rankdeck_app.widgets.time_text import ago_label
 
 def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
     """Return the value at each of `num_columns` pixel columns from `x0` to `x1`; NaN where unknown. A value
-    is valid for `hold_s` seconds, or for 2.5 columns if that is longer.
+    without a successor counts as unknown after `hold_s` seconds, or after 2.5 columns if that is longer.
 
     If several values fall in one column, the largest is returned.
     """
@@ -48,8 +48,8 @@ def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_
 
 
 def value_at(series: Series | None, at: float, hold_s: float, within_s: float) -> float | None:
-    """Return the value at the time `at`; None if unknown or too old. A value is valid for `hold_s` seconds,
-    or for 2.5 columns if that is longer; `within_s` is the width of a column in seconds."""
+    """Return the last value up to the time `at`; None if it is unknown, or older than both `hold_s` seconds
+    and 2.5 columns. `within_s` is the width of a column in seconds."""
     if series is None or not len(series):
         return None
     window = series.window(at, at, 64)
@@ -96,10 +96,10 @@ def make_image(pixels: NDArray[np.uint32]) -> QImage:
 
 
 def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the lowest and the highest pixel of the line in every column, each of shape (curves, 1,
-    columns); an empty span where unknown.
+    """Return the lowest and the highest pixel of each curve's line in every column, as two arrays of shape
+    (curves, 1, columns). Where the level is unknown, the lowest pixel is above the highest.
 
-    The line in a column spans from the previous column's level to the column's own, so it is continuous.
+    In each column, the line runs from the previous column's level to the column's own, so it is continuous.
     """
     is_finite = np.isfinite(levels)
     pixels = np.where(is_finite, np.rint(np.clip(np.nan_to_num(levels), 0, 1) * (height - 1)), -1).astype(

@@ -60,7 +60,7 @@ class DeviceBar:
     """One row. If the total is unknown, `total_bytes` is None and `missing_text` is shown. The bar is grey if
     `is_stale`.
 
-    The kinds need not add up to the total; the rest is drawn as one plain segment.
+    The sizes in `by_kind` need not add up to the total; the rest is drawn as one plain segment.
     """
 
     label: str
@@ -255,8 +255,8 @@ class VramBars(Chart[VramBarsData]):
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
-        """Return the colour of a kind: amber for gathered outputs if `leads` is True, because they cause the
-        device's lead; otherwise, a shade of blue."""
+        """Return the colour of a kind: amber for gathered outputs if `leads` is True, because they are why
+        the device needs more memory than the others; otherwise, a shade of blue."""
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(

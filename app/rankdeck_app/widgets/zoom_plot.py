@@ -2,8 +2,8 @@
 
 A double click, Escape or the Reset zoom button makes a zoomed plot follow the data again. The wheel without
 Ctrl scrolls the page. pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself.
-While a plot follows the data, its ranges move in steps: laying out the axes in every frame would take longer
-than drawing the curves.
+While a plot follows the data, its ranges change only from time to time, because laying out the axes in every
+frame would take longer than drawing the curves.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ZoomPlot(pg.PlotWidget):
 
     @property
     def zoom_text(self) -> str:
-        """The visible range as text if the user chose it, otherwise empty."""
+        """The visible range as text if the user has zoomed or moved it, otherwise empty."""
         if self.is_following:
             return ""
         x0, x1 = (self.x_text(x) for x in self.visible_x())

@@ -143,7 +143,7 @@ def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     if script.script.observe == "none":
         return NotAdoptableError(
             phrase(
-                "{run} was not observed (--observe=none), so nothing is known about its training.",
+                "{run} was started with --observe=none, so its training was not observed.",
                 run=run.name,
             ),
             advice=phrase(

@@ -131,12 +131,12 @@ class ScriptSource:
 
     @cached_property
     def _classes(self) -> dict[int, ast.ClassDef]:
-        """Class that contains each method, by node id."""
+        """Classes by the node ids of their methods."""
         classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
         return {id(method): owner for owner in classes for method in owner.body}
 
     def class_of(self, function: Scope) -> ast.ClassDef | None:
-        """Return the class of a method, or None."""
+        """Return the class that contains the function as a method; None if no class does."""
         return self._classes.get(id(function))
 
     def calls(self, *ends: str) -> Iterator[ast.Call]:

@@ -35,8 +35,8 @@ _RANK_WORDS = ("gpu", "cpu", "auto")
 def translate_errors() -> Iterator[None]:
     """Reword errors raised inside the block in terms of Python arguments.
 
-    The problems' advice, and all problems other than the error's message, become notes. A traceback prints
-    them below the message.
+    Each problem's headline, unless it equals the error's message, and each problem's advice become notes. A
+    traceback prints the notes below the message.
     """
     try:
         yield

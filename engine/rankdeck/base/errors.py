@@ -241,7 +241,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> Phrase | None:
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that a misspelled word most likely stands for, or None."""
+    """Return the candidate closest to a misspelled word; None if no candidate is close."""
     close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
     return close[0] if close else None
 

@@ -1,4 +1,4 @@
-"""Sentences that keep their template and arguments, so that they can be translated later.
+"""Builds sentences that include their template and arguments, so that they can be translated later.
 
 The engine produces English. The app looks up the template in its own language (rankdeck_app/language.py) and
 fills in the same arguments.

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
-    """Writer that never creates its folder: right after the run was moved, creating the folder would recreate
-    the run's old path."""
+    """Writer that never creates its folder: if the run has just been moved, creating the folder would
+    recreate the run's old path."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan

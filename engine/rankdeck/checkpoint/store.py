@@ -220,7 +220,7 @@ class CheckpointStore:
     def _write(
         self, target: Path, saved: RankSnapshot, extra: Mapping[str, Tensor], *, dry: bool
     ) -> _WrittenPart:
-        """Write this rank's files to the disk; return the files and the values that are not tensors."""
+        """Write this rank's files (one number per tensor if `dry`); return them and the non-tensor values."""
         extra, per_rank = (
             (one_element_tensors(extra), one_element_tensors(saved.per_rank))
             if dry
@@ -365,7 +365,7 @@ class RestoreResult:
     """Result of `restore`.
 
     `missing` names the state that keeps its initial value. `extra` has the strategy's extra tensors: this
-    rank's, or rank 0's if the checkpoint has another layout of ranks. No random states are restored then.
+    rank's or, if the checkpoint has another layout of ranks, rank 0's (random states are then not restored).
     """
 
     step: int
@@ -380,7 +380,7 @@ class RestoreResult:
 
     def put_random_states(self) -> None:
         """Restore the random states. Call this after creating the loader's iterator, because its creation
-        draws a random number. Raises: ConfigError."""
+        draws a random number. Raises: ConfigError if the states do not match this run."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)

@@ -187,8 +187,8 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return, for each tensor, a one-element tensor with the same dtype and layout. Nothing else determines
-    whether a file can store the tensor."""
+    """Return, for each tensor, a one-element tensor with the same dtype and layout, because only
+    these determine whether a file can store the tensor."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }

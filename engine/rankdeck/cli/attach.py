@@ -333,7 +333,7 @@ def install(
 ) -> None:
     """Install Rankdeck on another host (with --host)."""
     raise ConfigError(
-        phrase("rankdeck install needs a host, but none was given."),
+        phrase("rankdeck install needs a host, but none is specified."),
         code="no-host",
         advice=phrase("For example: rankdeck --host NAME install"),
     )

@@ -86,7 +86,7 @@ def report(
     ],
     by: Annotated[LossAxis, typer.Option(help="X axis of the loss curves.")] = LossAxis.STEP,
     plan: Annotated[
-        bool, typer.Option(help="Plan fixes if the run ran out of memory and has none yet.")
+        bool, typer.Option(help="Plan fixes if the run ran out of memory and none are saved.")
     ] = True,
     trust: Trust = False,
     as_json: AsJson = False,

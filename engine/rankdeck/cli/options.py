@@ -27,7 +27,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as in --set train.steps=50."),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Return after the start, and leave the run or race running.")
+    bool, typer.Option("--detach", help="Return once the run or race has started, and leave it running.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems as JSON.")]
 

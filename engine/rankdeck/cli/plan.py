@@ -88,8 +88,8 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """Yield the lines, each with the result of verifying its strategy against one device, on `num_devices`
-    virtual devices."""
+    """Yield the lines; those of strategies that can run get the result of a comparison, on `num_devices`
+    virtual devices, with training on one device."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
@@ -201,8 +201,8 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Ask for consent if necessary, and return the runs except those whose prediction would execute code that
-    the user has not allowed."""
+    """Return the runs whose prediction executes no user code, or only code that the user has consented to;
+    ask for consent if necessary."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

@@ -45,7 +45,7 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
             phrase("The value of --capacity is not valid: {why}.", why=error.args[0]),
             code="wrong-value",
             path="rehearsal.capacity",
-            advice=phrase("Write it as 24GiB."),
+            advice=phrase("Write a size, as in 24GiB."),
         ) from None
     sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
     target_name = phrase("{devices} ({capacity} per device)", devices=target.name, capacity=capacity)
@@ -164,7 +164,7 @@ def _parse_gpus(ran: RemoteCommand) -> list[GpuStatus] | MachineError:
             return parse_gpu_rows(parse_json(bytes(ran.out)))
         problem = ran.result().problems[0]
     except (ValueError, IndexError, msgspec.ValidationError):
-        why = phrase("it did not report its devices")
+        why = phrase("the host did not report its devices")
         return MachineError(phrase("{host}: {reason}", host=host, reason=why), code="no-devices")
     message = phrase("{host}: {reason}", host=host, reason=problem.message)
     return MachineError(message, code=problem.code, advice=problem.advice)

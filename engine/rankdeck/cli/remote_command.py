@@ -68,7 +68,7 @@ def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     # --version is the exception, as it reports the version of the host.
     if not rest or (rest[0].startswith("-") and rest[0] != "--version"):
         raise ConfigError(
-            phrase("No command was given for {host}.", host=host),
+            phrase("The option --host {host} needs a command.", host=host),
             code="usage",
             advice=phrase("For example: rankdeck --host {host} devices", host=host),
         )

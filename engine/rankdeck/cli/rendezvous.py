@@ -28,7 +28,7 @@ HostNames = Annotated[
 Listen = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="If you start each host by hand, on the first: the address to listen on."
+        metavar="ADDRESS", help="On the first host, if you start each by hand: the address to listen on."
     ),
 ]
 Join = Annotated[

@@ -220,8 +220,8 @@ def _check_attempt(run: RunDir, attempt: int | None) -> bool:
         raise ConfigError(
             phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt),
             code="no-attempt",
-            advice=phrase("Its newest attempt is {newest}.", newest=newest)
+            advice=phrase("The run's newest attempt is {newest}.", newest=newest)
             if newest
-            else phrase("It was never resumed: leave --attempt out."),
+            else phrase("The run was never resumed: leave --attempt out."),
         )
     return attempt is not None and attempt < newest

@@ -222,7 +222,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
     elif close:
         advice = phrase('Did you mean "{word}"?', word=close[0])
     elif scripts:
-        advice = phrase("This folder has {script}.", script=scripts[0])
+        advice = phrase("This folder contains {script}.", script=scripts[0])
     else:
         advice = phrase("Specify a script, as in: rankdeck run train.py. Use -m for a module.")
     raise ConfigError(

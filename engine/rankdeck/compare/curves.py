@@ -68,8 +68,8 @@ def step_axis(state: RunState, by: str) -> StepAxis:
 
 
 def _knots(attempt: Attempt, by: str) -> tuple[Floats, Floats]:
-    """Return (steps, positions) of an attempt's knots. Positions are seconds or samples since the attempt's
-    start; if `by` is "step", they are the steps."""
+    """Return (steps, positions) of the points between which an attempt's axis is interpolated. Positions are
+    seconds or samples since the attempt's start; if `by` is "step", they are the steps."""
     table = attempt.table
     held_steps = table.column("step")
     at = np.linspace(0, len(held_steps) - 1, min(len(held_steps), _MAX_KNOTS)).round().astype(np.int64)

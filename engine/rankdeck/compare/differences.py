@@ -39,7 +39,7 @@ subpath of the entry's options."""
 
 
 class Difference(NamedTuple):
-    """A dotted configuration key, or a phrase that names another property, with each run's value."""
+    """Values of a property that differs between runs; `key` is a dotted configuration key or a phrase."""
 
     key: str
     values: tuple[str | None, ...]
@@ -151,8 +151,8 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why `runs` are not ranked by a metric of this `kind`, which all of them have; "" if they are
-    ranked."""
+    """Return why `runs`, all of which have a metric of this `kind`, are not ranked by that metric; "" if they
+    are."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -209,9 +209,9 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
     """Return why it is unknown whether the runs have the same task; "" if their tasks can be compared."""
     if len({run.observed is None for run in runs}) > 1:
-        return phrase("some of the runs are scripts, which may train something else")
+        return phrase("some of the runs execute scripts, which may have another task")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
-        return phrase("a configuration cannot be read")
+        return phrase("the configuration of at least one run cannot be read")
     return ""
 
 

@@ -113,7 +113,7 @@ def format_devices(run: ComparedRun) -> str:
 
 
 def format_time_source(run: ComparedRun) -> str:
-    """Format the source of a run's times."""
+    """Return the source of a run's times, such as 'measured on GPU'."""
     if run.time_source:
         return phrase(run.time_source)
     if run.device_kind == "gpu":

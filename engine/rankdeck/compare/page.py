@@ -38,7 +38,7 @@ _TEMPLATE = "page.html.j2"
 
 
 def write_page(file: Path, comparison: Comparison, states: Sequence[RunState], by: str) -> None:
-    """Write the page of a comparison, replacing the file atomically.
+    """Write the page of a comparison, replacing the file atomically; for `by`, see `render_comparison`.
 
     Raises:
         ConfigError: the file cannot be written.

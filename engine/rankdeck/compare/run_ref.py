@@ -90,10 +90,12 @@ def check_attempt(run: RunDir, attempt: int) -> None:
         return
     if len(attempts) > 1:
         before = ", ".join(map(str, attempts[:-1]))
-        advice = phrase("Its attempts are {before} and {last}.", before=before, last=attempts[-1])
+        advice = phrase("The run's attempts are {before} and {last}.", before=before, last=attempts[-1])
     elif attempts:
         advice = phrase(
-            "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=attempts[0]
+            "The run was never resumed: {run}@{attempt} is the same as {run}.",
+            run=run.name,
+            attempt=attempts[0],
         )
     else:
         advice = phrase("The run has not reported anything yet.")
@@ -127,8 +129,8 @@ def check_run_count(runs: list[RunRef]) -> None:
     if len(runs) > MAX_RUNS:
         raise ConfigError(
             phrase(
-                "{count} runs were given, but at most {most} can be compared.", count=len(runs), most=MAX_RUNS
+                "{count} runs are listed, but at most {most} can be compared.", count=len(runs), most=MAX_RUNS
             ),
             code="too-many-runs",
-            advice=phrase("Leave some out: more runs would be hard to distinguish."),
+            advice=phrase("Leave some of the runs out: so many would be hard to distinguish."),
         )

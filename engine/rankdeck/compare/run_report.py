@@ -149,9 +149,12 @@ def _phase_table(run: ComparedRun, state: RunState) -> PhaseTable | None:
 _LARGE_BUBBLE, _LONG_WAIT, _WORSE_RATIO = 0.15, 0.15, 1.02
 # By outcome: the text before the first step, and after a step.
 _END_TEXTS = {
-    "stopped": (tr_noop("It was stopped before its first step."), tr_noop("It was stopped at step {step}.")),
-    "failed": (tr_noop("It failed before its first step."), tr_noop("It failed at step {step}.")),
-    "lost": (tr_noop("It was lost before its first step."), tr_noop("It was lost at step {step}.")),
+    "stopped": (
+        tr_noop("The run was stopped before its first step."),
+        tr_noop("The run was stopped at step {step}."),
+    ),
+    "failed": (tr_noop("The run failed before its first step."), tr_noop("The run failed at step {step}.")),
+    "lost": (tr_noop("The run was lost before its first step."), tr_noop("The run was lost at step {step}.")),
 }
 
 

@@ -254,7 +254,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
 
 
 def find_incompatibilities(facts: Facts) -> list[Incompatibility]:
-    """Return the rows that apply to this configuration, in the order of the table."""
+    """Return the rows of INCOMPATIBILITIES that match the configuration, in the order of the table."""
     return [
         row
         for row in INCOMPATIBILITIES

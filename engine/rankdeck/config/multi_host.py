@@ -83,8 +83,8 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
 def hosts_problem(
     strategy: Choice, num_hosts: int, counts: Sequence[int] | None, across: Sequence[str]
 ) -> Problem | None:
-    """Return a problem if the strategy cannot span these hosts. `counts` are their device counts; if it is
-    None, only check whether the strategy uses a single process."""
+    """Return a problem if the strategy cannot span the hosts; `counts` are their device counts. If `counts`
+    is None, only check whether the strategy uses a single process. `across`: axes that may span hosts."""
     use = strategy.use
     if num_hosts < 2:
         return None

@@ -113,7 +113,7 @@ def _value_at(tables: Any, key_path: Sequence[str]) -> Any:
 
 def _difference(key_path: Sequence[str], value: Any, other: Any) -> str:
     """Return a changed option as text such as 'lr 0.001' or 'optimizer sgd' ('epochs 3' for a script's
-    argument); an empty string if `value` has nothing new."""
+    argument); an empty string if `value` is equal to `other` or a list without new items."""
     if value == other:
         return ""
     if isinstance(value, list | tuple):

@@ -14,8 +14,8 @@ StrategyOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StrategyPlanning:
-    """A strategy's properties for the planner. Its functions are passed complete mappings of options, which
-    include the defaults."""
+    """A strategy's properties for the planner. Its functions take complete mappings of options,
+    including the defaults."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
     """Function that maps the number of devices to the option sets that are planned for this strategy when all

@@ -223,7 +223,7 @@ def table_type(annotation: Any) -> type[BaseModel] | None:
 
 
 def has_args(table: KeyPath) -> bool:
-    """Return whether the choice's options are in a table of their own, as in model.args."""
+    """Return whether the options of the table's choice are in a subtable, as in model.args."""
     kind = table_type(RunConfig.model_fields[table[0]].annotation)
     return len(table) == 1 and kind is not None and "args" in kind.model_fields
 

@@ -91,7 +91,7 @@ class ChildProcess:
 
     @property
     def waits_since_fork(self) -> bool:
-        """Whether the process seems to be a forked one that is waiting for a lock that no thread will
+        """Whether the process was probably forked and is waiting for a lock that no thread will
         release."""
         # Within the standard library, a lock is normally one that another living thread or process holds.
         is_own_lock = bool(self.frames) and code_owner(self.frames[0].file) != "Python"

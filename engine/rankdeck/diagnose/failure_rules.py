@@ -227,7 +227,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Rank {rank} ended or got no reply while DistributedDataParallel compared the models."
         ),
         advice=tr_noop(
-            "Find the first error in the log of rank {rank}, and check that it calls DistributedDataParallel."
+            "Find the first error in the log of rank {rank}, and check that this rank calls "
+            "DistributedDataParallel."
         ),
         is_about_others=True,
     ),
@@ -278,8 +279,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"'(?P<wrapper>DistributedDataParallel|DataParallel)' object has no attribute '(?P<name>\w+)'",
         meaning=tr_noop("{name} belongs to the model inside the {wrapper} wrapper."),
         advice=tr_noop(
-            "Read it as model.module.{name}; compute the loss through model(...), so that gradients are "
-            "synced."
+            "Use model.module.{name}; compute the loss through model(...), so that gradients are synced."
         ),
     ),
     FailureRule(
@@ -439,7 +439,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"trying to initialize the default process group twice",
         meaning=tr_noop("init_process_group was called in a process that already has a process group."),
         advice=tr_noop(
-            "Call it once, or only if torch.distributed.is_initialized() is False: Accelerate, Lightning and "
+            "Call init_process_group once, or only if torch.distributed.is_initialized() is False: "
+            "Accelerate, Lightning and "
             "the Trainer call it too."
         ),
     ),
@@ -726,7 +727,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"can't convert \w+(?::\d+)? device type tensor to numpy"
         r"|Can't call numpy\(\) on Tensor that requires",
         meaning=tr_noop("numpy can read only tensors on the CPU that need no gradient."),
-        advice=tr_noop("Convert it with tensor.detach().cpu().numpy()."),
+        advice=tr_noop("Convert the tensor with tensor.detach().cpu().numpy()."),
     ),
     FailureRule(
         "pinned-twice",
@@ -848,7 +849,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"[Tt]arget size \((?:torch\.Size\()?(?P<target>\[[\d, ]*\])\)+ (?:must be the same as|that is "
         r"different to the) input size \((?:torch\.Size\()?(?P<output>\[[\d, ]*\])",
         meaning=tr_noop("The loss got outputs of shape {output} and targets of shape {target}."),
-        advice=tr_noop("Give both one shape: output.squeeze(1), or targets.unsqueeze(1)."),
+        advice=tr_noop("Make the two shapes equal: output.squeeze(1), or targets.unsqueeze(1)."),
     ),
     FailureRule(
         "shape-mismatch",
@@ -896,7 +897,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "inference-tensor",
         r"[Ii]nference tensors? (?:cannot be saved for backward|outside InferenceMode)",
         meaning=tr_noop("A tensor from torch.inference_mode() is used in training."),
-        advice=tr_noop("Use torch.no_grad() there instead of torch.inference_mode(), or clone the tensor."),
+        advice=tr_noop("Use torch.no_grad() instead of torch.inference_mode(), or clone the tensor."),
     ),
     FailureRule(
         "unused-input",
@@ -990,7 +991,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"Tensor with \d+ elements cannot be converted to Scalar"
         r"|only one element tensors can be converted to Python scalars",
         meaning=tr_noop("A tensor of several elements is converted to one number."),
-        advice=tr_noop("Take its .mean() or .sum() first, or use .tolist()."),
+        advice=tr_noop("Take the tensor's .mean() or .sum() first, or use .tolist()."),
     ),
     FailureRule(
         "view-needs-copy",
@@ -1086,13 +1087,13 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "leaf-changed",
         r"a (?:view of a )?leaf Variable that requires grad",
         meaning=tr_noop("A parameter was modified in place while autograd was recording."),
-        advice=tr_noop("Modify it under torch.no_grad()."),
+        advice=tr_noop("Modify the parameter under torch.no_grad()."),
     ),
     FailureRule(
         "not-scalar",
         r"grad can be implicitly created only for scalar outputs",
         meaning=tr_noop("The loss is not a scalar."),
-        advice=tr_noop("Return its sum or mean."),
+        advice=tr_noop("Return the sum or the mean of the loss."),
     ),
     FailureRule(
         "scaler-order",
@@ -1127,31 +1128,34 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|each element in list of batch should be of equal size",
         meaning=tr_noop("Samples of a batch differ in shape: {first} and {other}."),
         advice=tr_noop(
-            "Pad or crop them to the same shape in the data set, or add a read_batch(indices) "
+            "Pad or crop samples to the same shape in the data set, or add a read_batch(indices) "
             "that returns a whole batch, as a collate_fn does."
         ),
-        script_advice=tr_noop("Pad or crop them to the same shape in the data set, or pass a collate_fn."),
+        script_advice=tr_noop("Pad or crop samples to the same shape in the data set, or pass a collate_fn."),
     ),
     # A worker stacks into shared memory that has the first sample's size.
     FailureRule(
         "ragged-samples",
         r"Trying to resize storage that is not resizable",
         meaning=tr_noop("Samples of a batch differ in shape, and a DataLoader worker could not stack them."),
-        advice=tr_noop("Pad or crop them to the same shape in the data set."),
-        script_advice=tr_noop("Pad or crop them to the same shape in the data set, or pass a collate_fn."),
+        advice=tr_noop("Pad or crop samples to the same shape in the data set."),
+        script_advice=tr_noop("Pad or crop samples to the same shape in the data set, or pass a collate_fn."),
     ),
     FailureRule(
         "sample-is-none",
         r"default_collate: batch must contain .*?; found <class 'NoneType'>",
         meaning=tr_noop("The data set returned None for a sample."),
-        advice=tr_noop("Return a value on every path of __getitem__, or drop such samples in a collate_fn."),
+        advice=tr_noop(
+            "Return a value on every path of __getitem__, or drop the None samples in a collate_fn."
+        ),
     ),
     FailureRule(
         "sample-type",
         r"default_collate: batch must contain .*?; found <class '(?P<type>[\w.]+)'>",
         meaning=tr_noop("The data set returned a {type}, which the DataLoader cannot make a batch of."),
         advice=tr_noop(
-            "Convert it to a tensor in __getitem__ (for images: transforms.ToTensor()), or pass a collate_fn."
+            "Convert the value to a tensor in __getitem__ (for images: transforms.ToTensor()), "
+            "or pass a collate_fn."
         ),
     ),
     FailureRule(
@@ -1221,14 +1225,15 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "not-picklable",
         r"Can't pickle <function <lambda>",
         meaning=tr_noop("A lambda cannot be sent to another process."),
-        advice=tr_noop("Replace it with a function at the top of the file, defined with def."),
+        advice=tr_noop("Replace the lambda with a function at the top of the file, defined with def."),
     ),
     FailureRule(
         "not-picklable",
         r"[Cc]annot pickle '?(?P<type>[\w.]+)'? object",
         meaning=tr_noop("A {type} object cannot be sent to another process."),
         advice=tr_noop(
-            "Create it in the process that uses it: in __getitem__ on first use, or in worker_init_fn."
+            "Create the object in the process that uses it: in __getitem__ on first use, or in "
+            "worker_init_fn."
         ),
     ),
     FailureRule(
@@ -1267,7 +1272,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "no-main-guard",
         r"before the\s+current process has finished its bootstrapping phase",
         meaning=tr_noop("The script starts processes when a child process imports it."),
-        advice=tr_noop('Move the code that starts them below `if __name__ == "__main__":`.'),
+        advice=tr_noop('Move the code that starts processes below `if __name__ == "__main__":`.'),
     ),
     # Checkpoint files
     FailureRule(
@@ -1307,7 +1312,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("The file has no weights for {name} and perhaps others of the model."),
         advice=tr_noop(
             "Build the model with the same options as when the file was saved, or rename the keys; "
-            "strict=False would leave them at random values."
+            "strict=False would leave the missing weights at random values."
         ),
     ),
     FailureRule(
@@ -1369,7 +1374,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"No module named '(?P<name>[^']+)'",
         types=("ModuleNotFoundError",),
         meaning=tr_noop("The run's interpreter has no module {name}."),
-        advice=tr_noop("Install the package that provides it, or correct the name."),
+        advice=tr_noop("Install the package that provides the module, or correct its name."),
     ),
     FailureRule(
         "broken-install",

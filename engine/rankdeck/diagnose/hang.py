@@ -217,7 +217,7 @@ def _with_log_error(problem: Problem, hang_state: HangState) -> Problem:
 
 
 def _blamed_rank(hang_state: HangState) -> int | None:
-    """Return the laggard, or the only rank with a heartbeat."""
+    """Return the only rank with a heartbeat or, if there are several, the laggard; None if it is unknown."""
     return next(iter(hang_state.beats)) if len(hang_state.beats) == 1 else find_laggard(hang_state)
 
 

@@ -101,8 +101,8 @@ def _advice(lines: Sequence[tuple[str, int]]) -> Phrase:
     # Different lines: a branch. The same line: only the tensors can differ.
     if len(lines) > 1 and len(set(lines)) > 1:
         return phrase(
-            "The ranks are at different lines: run both on every rank. A call that communicates, such as "
-            "gathering a state dict, must not be inside `if rank == 0`; only the write to the file may be."
+            "The ranks are at different lines: run both lines on every rank. A call that communicates, such "
+            "as gathering a state dict, must not be inside `if rank == 0`; only the write to the file may be."
         )
     if len(lines) > 1:
         return phrase(

@@ -54,7 +54,7 @@ def code_owner(file: str) -> str | None:
 
 
 def is_user_file(file: str) -> bool:
-    """Check whether a file belongs to neither Python, an installed package nor Rankdeck."""
+    """Check whether a file is not part of Python, an installed package or Rankdeck."""
     return code_owner(file) is None
 
 

@@ -215,7 +215,7 @@ class CheckTarget:
 
 
 def build_checks(looked: CheckTarget) -> list[Check]:
-    """Return all checks."""
+    """Return all checks of the machine and of the targets in `looked`."""
     interpreter = looked.python.python
     checks = [
         Check(("driver", "gpus", "vram", "order", "peers"), gpus.check_gpus, _DRIVER_LIMIT_S),

@@ -153,7 +153,7 @@ def is_over(run: RunDir) -> bool:
 def wait_for_end(run: RunDir, timeout_s: float) -> bool:
     """Wait until the run's guard has released its lock, which it does once no process of the run is left.
 
-    Returns False `timeout_s` after the call or after the end of a save, whichever is later.
+    Return False once `timeout_s` has passed; a save that makes progress restarts this timeout.
     """
     deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():

@@ -143,7 +143,7 @@ class ControlServer:
         return {"ok": True}
 
     def _request_checkpoint(self) -> dict[str, object]:
-        """Create the request file that rank 0 polls for between two steps."""
+        """Create the request file for which rank 0 polls between steps; return the answer to the client."""
         if self._signal is not None:
             return {"ok": False, "error": "a script saves its own checkpoints"}
         try:

@@ -128,7 +128,7 @@ class CoordinatorGuard(HostGuard):
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
 
     def _refuse_host(self, host: GuardMessage, because: Sentence) -> None:
-        """Fail the start on all hosts because of `host`, for the reason `because`."""
+        """Make the start fail on all hosts because of `host`; `because` is the reason to report."""
         self.fail(because)
         self._end_all(host["name"])
 
@@ -323,8 +323,8 @@ class HostClocks:
         self._written_offsets: dict[str, float] = {}
 
     def start_attempt(self, attempt: int, ranks: Mapping[str, range]) -> None:
-        """Handle the start of an attempt with `ranks` by host; offsets that are already known apply from the
-        attempt's start."""
+        """Handle the start of an attempt; `ranks` maps each host to its ranks. Offsets that were measured
+        earlier apply from the attempt's start."""
         self._attempt, self._ranks = attempt, ranks
         self._written_offsets.clear()
         for name in ranks:

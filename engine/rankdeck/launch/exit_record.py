@@ -127,7 +127,7 @@ class ExitRecorder:
             pass
 
     def write(self, outcome: str, exit_code: int, reason: str | None) -> None:
-        """Write end.json atomically. The caller still holds the lock, so that the run never looks lost."""
+        """Write end.json atomically. The caller must still hold the lock, or the run would look lost."""
         word = {"outcome": outcome, "exit_code": exit_code, "ended": time.time(), "reason": reason}
         data = json.dumps(word).encode() + b"\n"
         give_up_at = time.monotonic() + _WRITE_TIMEOUT_S

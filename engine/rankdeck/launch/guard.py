@@ -231,8 +231,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; kill it at once if `now` is True, or on the second request if the run is a
-        script's."""
+        """Stop the run; kill it at once if `now` is True or, for a script's run, on the second request."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -271,7 +270,7 @@ class Guard:
             self._report_bytes += chunk
 
     def _sweep(self) -> None:
-        """Kill all remaining descendants. Orphans are among them, because this process is their reaper."""
+        """Kill all remaining descendants, including orphans, which this process adopts as their reaper."""
         pause_s = 0.002
         while True:
             for pid, state in descendants():

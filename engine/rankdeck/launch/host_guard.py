@@ -73,7 +73,7 @@ class HostGuard(Guard, abc.ABC):
         return bool(self._supervisor)
 
     def start_supervisor(self, *more: str) -> None:
-        """Start the supervisor of this host's part of the run; `layout` must be known."""
+        """Start the supervisor of this host's part of the run; `self.layout` must be set."""
         super().start_supervisor("--hosts", json.dumps(self.layout), *more)
 
     def restart(self) -> bool:

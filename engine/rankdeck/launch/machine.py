@@ -49,7 +49,7 @@ def check_proc() -> None:
         raise MachineError(
             phrase("/proc is not mounted, but Rankdeck needs it to inspect processes."),
             code="no-proc",
-            advice=phrase("Mount it: mount -t proc proc /proc"),
+            advice=phrase("Mount /proc: mount -t proc proc /proc"),
         )
 
 

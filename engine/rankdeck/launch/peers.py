@@ -173,7 +173,7 @@ class Peer:
 
 
 class _SuspensionTracker:
-    """Detector of suspensions of this process: after a suspension, its peers only seem to be silent."""
+    """Detector of suspensions of this process: just after a suspension, its peers only seem to be silent."""
 
     def __init__(self) -> None:
         self._checked_s = time.monotonic()

@@ -71,7 +71,7 @@ def find_processes(run: RunDir, rank_by_pid: Mapping[int, int]) -> RunProcesses:
 def _early_ranks(
     early: Mapping[int, EarlyProcess], parents: Mapping[int, int], rank_by_pid: Mapping[int, int]
 ) -> tuple[dict[int, EarlyProcess], set[int]]:
-    """Return the processes that were started as a rank, by rank, and their process ids."""
+    """Return the early processes that were started as ranks, by rank, and the set of their process ids."""
     ranks: dict[int, EarlyProcess] = {}
     # A process that has a file again, after an exec, is not the rank that it was.
     living = {rank for pid, rank in rank_by_pid.items() if pid not in early}
@@ -130,7 +130,7 @@ def _descendants(pid: int) -> dict[int, int]:
 
 
 def _early_process(pid: int, run: RunDir) -> EarlyProcess | None:
-    """Return the process if it has a file for its stacks that belongs to this run."""
+    """Return the process if it has a file for its stacks, created for this run; otherwise None."""
     folder = Path(f"/proc/{pid}/fd")
     try:
         numbers = sorted(int(name) for name in os.listdir(folder) if int(name) >= _MIN_FD)  # noqa: PTH208

@@ -241,7 +241,7 @@ def check_num_devices(request: RaceRequest, num_devices: int) -> None:
     if num_found != num_devices:
         raise DeviceError(
             phrase(
-                "The plan is for {num_devices} devices, but there are {found} now.",
+                "The number of devices has changed from {num_devices} in the plan to {found} now.",
                 num_devices=num_devices,
                 found=num_found,
             ),

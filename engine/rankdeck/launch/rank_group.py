@@ -150,7 +150,7 @@ class RankGroup(abc.ABC):
             self.store.close()
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Return the problem as it should be reported for these ranks."""
+        """Return the problem with its texts adapted to the kind of ranks in this group."""
         return problem
 
     @abc.abstractmethod
@@ -158,7 +158,7 @@ class RankGroup(abc.ABC):
         """Return the cause to report; `cause` is the one that the evidence suggests."""
 
     def may_restart(self, cause: Cause) -> bool:
-        """Check whether a restart could help, which it cannot after bad input."""
+        """Check whether a restart could help; after bad input, for example, it could not."""
         return cause.exit_code == 1
 
     @abc.abstractmethod

@@ -57,8 +57,8 @@ class RunDirTracker:
 
     def replaced_message(self) -> Sentence:
         return phrase(
-            "The run's folder was moved to {folder}, and its original path now belongs to "
-            "something else. The run was ended before it could write there.",
+            "The run's folder was moved to {folder}, and another file or folder now has its "
+            "original path. The run was ended before it could write to that path.",
             folder=self._current_path,
         )
 

@@ -46,7 +46,7 @@ _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
     "shared-memory": phrase("Set num_workers=0 in the DataLoader, or make /dev/shm larger."),
-    "hang": phrase("Check what the rank is doing there, and whether every rank calls the same collectives."),
+    "hang": phrase("Check what the stuck rank is doing, and whether every rank calls the same collectives."),
 }
 _SCRIPT_TEXTS = {
     KILLED_EARLY_TEXT: tr_noop("The process was killed by {signal}."),
@@ -260,7 +260,8 @@ class ScriptRanks(RankGroup):
         return phrase("The script starts again")
 
     def script_status(self) -> int | None:
-        """Return the first nonzero exit status, starting with the rank at fault; None if no rank ended."""
+        """Return the first nonzero exit status, starting with the rank at fault; 0 if all are 0, None if no
+        rank has ended."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
         if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
             codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)
@@ -329,7 +330,7 @@ class ScriptRank(RankProcess):
                     why=error.strerror,
                 ),
                 code="cannot-start",
-                advice=phrase("Check that it exists and is executable."),
+                advice=phrase("Check that the program exists and is executable."),
             ) from None
         self.pid = self._process.pid
 

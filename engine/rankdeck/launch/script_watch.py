@@ -210,7 +210,7 @@ class ScriptWatch(Watch):
         return self._exit_failure(rank, code, log, is_multi_rank=several)
 
     def _add_interpreter_advice(self, raised: events.RankFailed) -> events.RankFailed:
-        """Return the failure; if a module is missing, with advice that names the script's interpreter."""
+        """Return the failure; if its cause is a missing module, the advice names the script's interpreter."""
         if raised.problem.code != "no-module":
             return raised
         script = self._config.script

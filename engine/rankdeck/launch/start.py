@@ -174,7 +174,7 @@ def rerun(
         raise NotResumableError(
             phrase("{run} was started from a configuration, not from a script.", run=run.name),
             code="no-script",
-            advice=phrase("Resume it with: rankdeck resume {run}", run=run.name),
+            advice=phrase("Resume the run with: rankdeck resume {run}", run=run.name),
         )
     check_not_alive(run)
     return start_script(
@@ -220,7 +220,7 @@ def check_script(config: ScriptConfig) -> None:
             phrase("The program {program} does not exist or is not executable.", program=script.run),
             code="no-such-script",
             path="script.run",
-            advice=phrase("Correct its path, or leave --no-python out if it is a Python script."),
+            advice=phrase("Correct the path, or leave --no-python out if the program is a Python script."),
         )
     if shutil.which(script.python, path=searched) is None:
         raise MachineError(

@@ -119,7 +119,7 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """Raise StopSignal if a stop was requested: an import can swallow the signal handler's exception."""
+        """Raise StopSignal if a stop was requested, in case an import swallowed the handler's exception."""
         if self.is_stop_requested:
             raise StopSignal
 
@@ -367,13 +367,13 @@ def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
     add = parser.add_argument
     add("run", type=lambda path: RunDir(Path(path)))
     add("--attempt", type=int, default=0)
-    add("--report-fd", type=int, help="the pipe for the failure reason")
+    add("--report-fd", type=int, help="the pipe to which the reason for a failure is written")
     add("--restarts", type=int, default=0, help="the number of automatic restarts so far")
-    add("--failed", default="", help="the exception of the previous attempt")
+    add("--failed", default="", help="the failure signature of the previous attempt")
     add("--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs")
     add("--hosts", dest="layout", type=parse_layout, help="the ranks of each host in a multi-host run")
     add("--store", type=int, help="the socket on which the ranks' store listens")
-    add("--signals", type=int, help="the pipe of signals to forward to a script")
+    add("--signals", type=int, help="the pipe with the signals to forward to a script")
     add("--attached", type=parse_attached, default=NO_STREAMS, help="the command's streams, for a script")
     return SupervisorArguments(**vars(parser.parse_args(argv)))
 

@@ -147,7 +147,7 @@ class Watch:
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
-        """Ignore the time before a late check: the machine or this process was asleep."""
+        """Restart the hang timer if the machine or this process has slept since the last check."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)
@@ -181,7 +181,7 @@ class Watch:
         return self._timeouts.warning_after_s(beats, slowest_s)
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang once per stuck step and rank; return True if it must end the run."""
+        """Report a hang once per stuck step and rank; return True if the run must end because of the hang."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         is_over = still_s > until_ended_s and now_s - self._rechecked_s > RECHECK_INTERVAL_S
         is_over = is_over and self._on_hang != "wait"
@@ -248,7 +248,7 @@ class Watch:
             )
         if self._on_hang == "restart":
             return phrase(
-                "The run will restart from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
+                "In {seconds:.0f} s, the run will restart from its newest checkpoint (launch.on_hang).",
                 seconds=left_s,
             )
         return phrase(

@@ -76,7 +76,7 @@ def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
 
 
 def reset_gpu_peaks(device: torch.device) -> None:
-    """Reset the peaks to what is allocated now."""
+    """Reset the allocator's peaks to the memory that is allocated now."""
     torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -295,7 +295,7 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Return the total divisor of a loss that is divided by `divisor`, if set, and by `other`. autograd
+    """Return the total divisor of a loss that is divided by `other` and, if set, by `divisor`. autograd
     passes a Python number as a tensor that no dispatch mode can handle. Such an `other`, like every 0-dim CPU
     tensor, is turned back into a number without a copy."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
@@ -313,7 +313,7 @@ def _reduces_scalars(reduction: Any, source: Any) -> bool:
 
 
 def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
-    """Return the term of one of torch's own losses, whose node stores its reduction: 1 is a mean, 2 a sum."""
+    """Return the term of a torch loss function, whose graph node stores the reduction (1: mean, 2: sum)."""
     ignored = getattr(node, "_saved_ignore_index", None)
     if ignored is not None and ignored >= 2**63:  # torch exposes it as unsigned
         ignored -= 2**64

@@ -39,7 +39,8 @@ class CollectiveCounts:
         self._num_leaders = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Count the leading optimizers; the second one ends the reports, as its steps are not comparable."""
+        """Count the optimizers that have led. A second leader, whose steps are not comparable, ends the
+        reports."""
         self._num_leaders += 1
 
     def add(self, name: str, frame: Any, values: Iterable[Any]) -> None:

@@ -47,7 +47,7 @@ class EarlyStacks:
             self.register()
 
     def close(self) -> None:
-        """Close the file, unless the script has closed it and its number now belongs to another file."""
+        """Close the file, unless the script has closed it and its descriptor now refers to another file."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             try:

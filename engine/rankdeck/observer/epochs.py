@@ -86,7 +86,7 @@ class EpochTracker:
 
 
 def _num_rows(root: Any) -> int:
-    """Return the first dimension of the output nearest to a loss; 0 if there is none."""
+    """Return the first dimension's size of the tensor nearest to a loss in its graph; 0 if none is found."""
     visited: set[Any] = set()
     waiting = [root]
     while waiting and len(visited) < _MAX_NODES:
@@ -113,7 +113,7 @@ def numbers_of(tensor_class: Any, batch: Any) -> list[Any]:
 
 
 def tensors_of(tensor_class: Any, batch: Any, deeper: int = _MAX_DEPTH) -> Any:
-    """Yield the tensors of a batch, which may be nested."""
+    """Yield the tensors of a batch, which may be nested up to `deeper` levels."""
     if isinstance(batch, tensor_class):
         yield batch
     elif deeper and hasattr(batch, "keys") and hasattr(batch, "__getitem__"):

@@ -113,7 +113,7 @@ class EvalCalls:
             self._run_ids.add(id(module))
 
     def take_evaluated(self) -> list[Any]:
-        """Return the modules of the new calls that were followed by an evaluation."""
+        """Return the modules on which `eval` was newly called, and which were then evaluated."""
         self._end_hook()
         evaluated: list[Any] = []
         for call in self.new:

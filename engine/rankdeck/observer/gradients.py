@@ -25,14 +25,14 @@ class GradientReader:
         self._half_dtypes = (torch.float16, torch.bfloat16)
 
     def norm_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Return the norm before the step; None if no backward pass has run yet."""
+        """Return the gradient norm before a step without a closure; None if no backward pass has run yet."""
         losses = self._session.losses
         if _closure(args, kwargs) is not None or (losses is not None and losses.backwards == 0):
             return None
         return self._norm(optimizer)
 
     def norm_after_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Return the norm after a step whose closure ran one backward pass; None after any other step."""
+        """Return the gradient norm after a step whose closure ran one backward pass; otherwise None."""
         losses = self._session.losses
         if _closure(args, kwargs) is None or losses is None or losses.backwards_in_step != 1:
             return None

@@ -34,7 +34,7 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class GrowthCounter:
-    """The counts after the last examined steps."""
+    """Counts hooks, threads and other objects after some steps, and reports a count that rises steadily."""
 
     def __init__(self, session: RankSession) -> None:
         self._session = session
@@ -49,7 +49,7 @@ class GrowthCounter:
         self.forget()
 
     def on_step(self, optimizer: Any) -> None:
-        """Take the counts after every 32nd step, and later only after steps that are powers of two."""
+        """Count after every 32nd step and, later, only after steps whose number is a power of two."""
         step = self._session.step
         if step % _INTERVAL or (step > _FIRST_STEPS and step & (step - 1)):
             return
@@ -114,7 +114,7 @@ class GrowthCounter:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Take the counts after steps of the leading optimizer."""
+    """Count hooks, threads and other objects after steps of the leading optimizer."""
     counter = GrowthCounter(session)
     session.on_some_step.add(PART, counter.on_step)
     session.on_leader_chosen.add(PART, counter.on_leader_chosen)

@@ -75,7 +75,8 @@ def _describe(kind: str, holder: Any, count: int, tensor: Any, line: str) -> Any
 
 
 def _walk(node: Any, key: str, node_names: set[str]) -> tuple[set[Any], int]:
-    """Return the nodes of the graph and how many of them are marked."""
+    """Return the graph's nodes and the number of marked nodes: those named in `node_names` whose metadata
+    contains `key`."""
     nodes, waiting, num_marks = {node}, deque([node]), 0
     while waiting and len(nodes) < _MAX_NODES:
         node = waiting.popleft()
@@ -115,8 +116,8 @@ def find_containers(num_bytes: Callable[[Any], int]) -> dict[int, tuple[Any, int
 
 
 def _containers(is_counted: Callable[[Any], Any]) -> Iterator[tuple[Any, int, list[Any]]]:
-    """Yield (container, its length, its newest elements) for each container with a newest element that is, or
-    contains, a tensor for which `is_counted` is true."""
+    """Yield (container, its length, its newest elements) for each container whose newest elements are, or
+    contain, at least one tensor for which `is_counted` is true."""
     for thing in gc.get_objects():
         # Not isinstance, which reads __class__: in a lazy proxy that may run the script's code.
         if not issubclass(type(thing), _CONTAINERS):
@@ -189,7 +190,7 @@ def _key(names: Any, thing: Any) -> str:
 
 
 def _attributes(owner: Any) -> Any:
-    """Return the dictionary of an object's attributes without calling the script's code, or None."""
+    """Return an object's attribute dictionary without running the script's code; None if it has none."""
     if type(owner).__module__ == "builtins":
         return None
     try:

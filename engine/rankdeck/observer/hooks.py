@@ -85,7 +85,7 @@ class PartHooks:
         return hooks
 
     def disable_part(self, part: str, error: BaseException | str) -> None:
-        """Disable a part from now on; only the first reason is reported."""
+        """Disable a part from now on. `error` is the reason to report, unless the part already has one."""
         if not isinstance(error, str):
             error = "%s: %s" % (type(error).__name__, error)
         self.disabled_parts.setdefault(part, error[:300])

@@ -41,7 +41,7 @@ _PRODUCTS = ("Addmm", "Mm", "Linear")
 
 
 class LabelChecks:
-    """The labels of all training loaders of the process."""
+    """Checks the class labels of all training loaders of the process."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self.session = torch, session

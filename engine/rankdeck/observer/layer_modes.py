@@ -85,7 +85,7 @@ class LayerModes:
             self._session.request_samples(_NUM_STEPS + 1)
 
     def on_step(self, _: Any) -> None:
-        """End the probe of a step, and report the submodules that it confirmed."""
+        """End the probe, and report the submodules that ran in evaluation mode during the probed step."""
         self._end_probe()
         confirmed = {path: part for path, part in self._probed.items() if part.modes == {False}}
         self._probed = {}
@@ -93,7 +93,10 @@ class LayerModes:
             self._report(confirmed)
 
     def scan(self) -> None:
-        """Scan the trained submodules; start a probe if one of them should be reported."""
+        """Scan the trained submodules, and probe the next step if some of them seem to be in the wrong mode.
+
+        If torch.compile is used, they are reported without a probe.
+        """
         root, step = self._trained.root, self._session.step
         if root is None or self._has_reported:
             return

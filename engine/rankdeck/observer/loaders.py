@@ -47,7 +47,7 @@ class _LoaderIterator:
 
 
 class LoaderTracker:
-    """Tracks all iterators in use."""
+    """Tracks all DataLoader iterators in use, the samples taken from them, and the time spent waiting."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
@@ -125,8 +125,8 @@ class LoaderTracker:
         ]
 
     def on_exhausted(self, iterator: Any) -> None:
-        """Handle the end of a pass over a loader; if no backward pass followed its batches, it was an
-        evaluation."""
+        """Handle the end of a pass over a loader; the pass was an evaluation if no backward pass used its
+        batches."""
         if self._session.modes is not None:
             self._on_pass_ended(iterator)
         feed = self._iterators.get(id(iterator))
@@ -201,7 +201,7 @@ class LoaderTracker:
         return measure
 
     def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
-        """Yield ((path, whether to use len()), number of samples), from the most to the least likely."""
+        """Yield ((path, whether to use len()), number of samples), likeliest first, `deeper` levels down."""
         if isinstance(batch, self._tensor):
             if batch.dim():
                 yield (path, False), int(batch.shape[0])

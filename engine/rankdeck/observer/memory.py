@@ -165,7 +165,8 @@ def _states(optimizer: Any) -> Iterable[Any]:
 
 
 def _tensors(torch: Any, values: Iterable[Any], deep: int) -> Iterator[Any]:
-    """Yield the plain tensors among the values, including those inside containers and wrapper tensors."""
+    """Yield the plain tensors among the values, and those inside containers and wrapper tensors nested up to
+    `deep` levels."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield from _plain_tensors(torch, value, deep)

@@ -49,7 +49,8 @@ _LIMITED_NAMES = re.compile("replay|buffer|memory|queue|cache|pool|reservoir", r
 
 
 class MemoryGrowth:
-    """The memory of the last blocks of steps, and the containers at the end of the last block."""
+    """Minima of the memory in the last blocks of steps and, once the minima have risen, the lengths of all
+    containers."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -180,7 +181,7 @@ def _has_limit(owner: Any, length: int) -> bool:
 
 
 def _has_samples_to_come(owner: Any, length: int) -> bool:
-    """Check whether an object is a dataset that stores each sample when it is first used."""
+    """Check whether `owner` seems to be a dataset with more samples than the `length` stored ones."""
     kind = type(owner)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
         return False

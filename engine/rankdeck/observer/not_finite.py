@@ -30,7 +30,7 @@ _MAX_BATCH_TENSORS = 4
 
 
 class FiniteChecks:
-    """The losses and the norm of the last examined step, and the outputs of its modules."""
+    """Checks losses and gradient norms for NaN and infinity and, under full observation, modules' outputs."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._tensor, self._session = torch, torch.Tensor, session
@@ -61,7 +61,7 @@ class FiniteChecks:
                 self._batch.append(weakref.ref(item))
 
     def before_step(self, optimizer: Any, leads: bool) -> None:
-        """Examine the losses of a step, after any pending readings of an earlier step."""
+        """Check the losses before a step. If readings of an earlier step are pending, check those first."""
         session = self._session
         losses = session.losses
         if self._is_done or losses is None or not (leads or not session.step):
@@ -185,7 +185,7 @@ class FiniteChecks:
         return False
 
     def on_step(self, _: Any) -> None:
-        """Handle the end of a step, whose loss was finite."""
+        """Exempt from further checks a module whose output was not finite in a step with a finite loss."""
         if self._first is not None:
             module = self._first[0]()
             if module is not None:

@@ -69,7 +69,7 @@ class ParameterChecks:
         """(name, weak reference, whether it may be frozen) of the parameters of each wrapper."""
 
     def before_step(self, _: Any, leads: bool) -> None:
-        """End the probe before the next step of the leading optimizer."""
+        """Stop recording which modules run (the probe) before a step of the leading optimizer."""
         if leads and self._probe is not None:
             self._end_probe()
 
@@ -118,7 +118,7 @@ class ParameterChecks:
                 self._session.before_step.add(PART, self.before_step)
 
     def restart(self, parameters: dict[int, Any]) -> None:
-        """Examine `parameters` (by id), which have become trainable, but not the earlier ones again."""
+        """Examine `parameters` (by id), which have become trainable, instead of the earlier parameters."""
         if self._is_done and self._probe is None:
             self._without = {key: weakref.ref(p) for key, p in parameters.items()}
             self._num_examined, self._is_done = 0, False
@@ -267,7 +267,7 @@ class ParameterChecks:
                 )
 
     def _sum_of(self, parameter: Any) -> float | None:
-        """Return the sum of a parameter's values; None for a shard, which only all ranks could add up."""
+        """Return the sum of a parameter's values; None for a shard, because the sum would need all ranks."""
         is_plain = type(parameter) is self._torch.nn.Parameter and parameter.layout is self._torch.strided
         return float(parameter.detach().double().sum()) if is_plain else None
 
@@ -313,7 +313,7 @@ class ParameterChecks:
         ]
 
     def _may_be_frozen(self, model: Any, parameter: Any) -> bool:
-        """Check whether a script that trains a parameter at first may freeze it later."""
+        """Check whether the parameter is trainable now, and may be frozen after `model` has wrapped it."""
         # Without a search for unused parameters, DistributedDataParallel fails then.
         return bool(parameter.requires_grad and getattr(model, "find_unused_parameters", False))
 

@@ -96,7 +96,7 @@ class UnsampledScalar:
         self._reader, self._tensor, self._version = reader, tensor.detach(), tensor._version
 
     def read(self) -> Reading:
-        """Start to read the value; return None if the tensor has changed since this object was created."""
+        """Return a reading of the value; None if the tensor has changed since this object was created."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 
@@ -140,7 +140,7 @@ def read_value(reading: Any) -> Any:
 
 
 def sum_readings(readings: list[Any]) -> Any:
-    """Return the sum of the readings; None if one of them is None or the list is empty, PENDING while one is
+    """Return the sum of the readings; None if one of them is None or the list is empty, PENDING while any is
     pending."""
     values = [read_value(reading) for reading in readings]
     if any(value is PENDING for value in values):

@@ -25,7 +25,7 @@ _ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
 
 def install(rendezvous: Any, session: RankSession) -> None:
-    """Let the script's rank 0 host any store that it creates at a port other than the run's."""
+    """Let the script's rank 0 host the stores that the script creates on ports other than the run's own."""
     ours = os.environ.get("RANKDECK_MASTER_PORT")
     make = rendezvous._create_c10d_store
 

@@ -36,7 +36,7 @@ _NUM_SAME_ORDER = 2
 
 
 class RepeatChecks:
-    """The batches of the first passes over training loaders."""
+    """Checks for samples that every worker repeats, and for epochs that repeat the same order."""
 
     def __init__(self, tensor: Any, session: RankSession) -> None:
         self.tensor, self.session = tensor, session
@@ -94,7 +94,7 @@ class RepeatChecks:
 
 
 class _Pass:
-    """The first batches of a pass."""
+    """The first batches of a pass over a loader, and the samples that each worker yielded."""
 
     def __init__(self, checks: RepeatChecks, iterator: Any, num_workers: int, compares_orders: bool) -> None:
         self._checks, self._num_workers, self._compares_orders = checks, num_workers, compares_orders
@@ -152,7 +152,7 @@ class _Pass:
             self._samples.setdefault(hash(row), []).append(worker)
 
     def _compare_samples(self, samples: dict[int, list[int]]) -> None:
-        """Compare the samples of a whole pass."""
+        """Report the workers if nearly every sample of a pass was yielded once by each worker."""
         # Samples that a dataset repeats on purpose come from one worker again.
         expected = list(range(self._num_workers))
         num_repeated = sum(sorted(workers) == expected for workers in samples.values())

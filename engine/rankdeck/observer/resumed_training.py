@@ -201,7 +201,7 @@ def _has_state(optimizer: Any) -> bool:
 
 
 def _has_moments(optimizer: Any) -> bool:
-    """Check whether the optimizer uses moments, which its first step has created."""
+    """Check whether the optimizer's state contains moments (`_MOMENTS`); called after its first step."""
     return any(
         optimizer.state.get(parameter, {}).get(name) is not None
         for parameter in list_parameters(optimizer)[:_MAX_DEPTH]

@@ -47,7 +47,7 @@ class GraphMark:
 
 
 class RetainedGraphs:
-    """The marks of the last steps."""
+    """Checks whether marks in the graphs of earlier steps are still alive."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session

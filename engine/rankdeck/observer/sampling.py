@@ -187,7 +187,7 @@ def _reference(value: Any) -> Any:
 
 def _find_generator(owner: Any, method: str, deeper: int = 1) -> tuple[str, Any] | None:
     """Return (name of a random generator that the method uses, the method's code); None if it uses none, or
-    seeds its generators itself."""
+    seeds its generators itself. Unless `deeper` is 0, objects that the method uses are searched too."""
     kind: Any = type(owner)
     function: Any = getattr(kind, method, None)
     code, attributes = getattr(function, "__code__", None), getattr(owner, "__dict__", {})

@@ -63,7 +63,7 @@ class _Schedule:
 
 
 class ScheduleChecks:
-    """The schedulers of the leading optimizer and its learning rate."""
+    """Checks the learning rate of the leading optimizer, and its scheduler."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -116,7 +116,7 @@ class ScheduleChecks:
             self._check_zero()
 
     def find(self, optimizer: Any) -> _Schedule | None:
-        """Return the optimizer's newest schedule: a schedule that combines others is created after them."""
+        """Return the optimizer's newest schedule, because a schedule that combines others is created last."""
         for schedule in reversed(self._schedules):
             scheduler = schedule.ref()
             if scheduler is not None and getattr(scheduler, "optimizer", None) is optimizer:
@@ -154,7 +154,7 @@ class ScheduleChecks:
         self._highest = max(self._highest, rate or 0.0)
 
     def _check_zero(self) -> None:
-        """Report a rate that has been 0 for long, and what led to it."""
+        """Report a learning rate that has been 0 for many steps, and the scheduler if one caused it."""
         session, since = self._session, self._rate_since
         num = session.step - since + 1
         done = session.step - session.first_step
@@ -200,7 +200,8 @@ class ScheduleChecks:
         )
 
     def on_tick(self) -> None:
-        """Report a schedule in steps that is stepped once per epoch or, at the end, one that ended early."""
+        """Report a per-step schedule that is advanced only once per epoch. At the end of the process, also
+        report a schedule that ended early."""
         schedule, session = self._schedule, self._session
         num_steps = session.step - session.first_step
         if schedule is None or schedule.length is None or num_steps < _MIN_STEPS:

@@ -141,7 +141,7 @@ class RankSession(PartHooks):
     def report_anomaly(
         self, code: str, *, names: Any = (), step: int | None = None, line: str = "", **numbers: float
     ) -> None:
-        """Report what looks wrong in the script (events.Anomaly), once per code and first of `names`."""
+        """Report an anomaly in the script (events.Anomaly), once for each pair of code and first name."""
         names = [str(name)[:_MAX_NAME] for name in names]
         key = code, names[0] if names else ""
         if key not in self._anomalies and len(self._anomalies) < _MAX_ANOMALIES:
@@ -157,12 +157,12 @@ class RankSession(PartHooks):
             )
 
     def request_samples(self, number: int) -> None:
-        """Sample the current step and the next ones, `number` in all."""
+        """Sample `number` steps, starting with the current step."""
         self.is_step_sampled = True
         self.num_requested_samples = max(self.num_requested_samples, number - 1)
 
     def beat(self, phase: str) -> None:
-        """Report that this process is alive, in `phase` of the step after `step`."""
+        """Report that this process is alive, in `phase` of the step that follows the last finished step."""
         heartbeat = self._heartbeat
         if heartbeat is not None:
             heartbeat.beat(self.step, phase)

@@ -77,7 +77,7 @@ class StepOrder:
         self._leader: Any = None
 
     def on_leader_chosen(self, optimizer: Any) -> None:
-        """Find the wrappers of the optimizer's parameters and the parameter to examine."""
+        """Choose the parameter to examine, and find the DistributedDataParallel wrappers around the model."""
         self.forget()
         self._leader = weakref.ref(optimizer)
         parameters = [p for p in list_parameters(optimizer) if p.grad is not None]

@@ -74,7 +74,7 @@ class TrainedModules:
         return trains
 
     def _descend(self, model: Any) -> list[Any]:
-        """Return the modules from the model to the one that really trains."""
+        """Return the chain of modules from the model down to the one that really trains."""
         module = unwrapped(model)
         path = [model, module]
         for _ in range(_MAX_DEPTH):

@@ -62,7 +62,7 @@ class UnfrozenParameters:
             self._choose_sentinels(optimizer)
 
     def examine(self, optimizer: Any) -> None:
-        """Compare the parameters with those that were trainable before."""
+        """Find and examine the parameters that have become trainable since the last call."""
         trainable = {id(p): p for p in list_parameters(optimizer) if p.requires_grad}
         if self._trainable_ids is None:
             self._trainable_ids = set(trainable)

@@ -34,7 +34,7 @@ _MIN_ALWAYS_TRAINED = 64
 
 
 class UpdateChecks:
-    """The effect of the leading optimizer's updates on a few weights, as examined so far."""
+    """Compares a few weights before and after updates of the leading optimizer."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -99,7 +99,7 @@ class UpdateChecks:
                     self._is_adam = "exp_avg_sq" in optimizer.state.get(parameter, ())
 
     def on_sampled_step(self, _: Any) -> None:
-        """Compare the copied weights after the step."""
+        """Compare the weights with their copies after a sampled step."""
         if not self._before:
             return
         masks = [((part != copy) & trained, trained) for part, copy, trained in self._before]

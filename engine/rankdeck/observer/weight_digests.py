@@ -81,7 +81,7 @@ class WeightDigester:
         self.observe_steps(None)
 
     def observe_steps(self, _: Any) -> None:
-        """Handle all steps and backward calls from now on if there are other ranks."""
+        """If there are other ranks, handle all steps and backward calls from now on."""
         if not self._observes_steps and has_other_ranks():
             self._observes_steps = True
             session = self._session
@@ -90,7 +90,7 @@ class WeightDigester:
             session.on_step.add(PART, self.on_step)
 
     def before_first_step(self, optimizer: Any) -> None:
-        """Take the digests of an optimizer that has not stepped yet."""
+        """Take the digests of an optimizer's parameters before its first step."""
         if len(self._initial) < _MAX_INITIAL and self._is_possible():
             parameters = self._usable(list_parameters(optimizer))
             if parameters:
@@ -222,8 +222,8 @@ class WeightDigester:
         ][:_MAX_PARAMETERS]
 
     def _describe(self, parameters: list[Any]) -> None:
-        """Report which parameters the digests belong to, and communication hooks, because of which gradients
-        may differ between ranks."""
+        """Report the parameters that the digests cover, and any communication hooks, which may make gradients
+        differ between ranks."""
         for reference in self._session.models:
             hooks = getattr(reference(), "_comm_hooks", None)
             if hooks:

@@ -229,8 +229,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     fit.
 
     The search doubles the size, then bisects between the last size that fits and the first that does not.
-    Sizes are multiples of the product of the numbers of devices, microsteps and microbatches that share the
-    batch.
+    All sizes are multiples of the smallest batch, which `least_batch` returns.
     """
     unit = least_batch(candidate.make_config(base, target), target.num_devices)
 

@@ -266,8 +266,8 @@ def _largest_divisor(number: int, maximum: int) -> int:
 def _with_fewest_changes(
     candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """Return the line with the fewest changes, taken in the candidate's order, that fits at least as well as
-    `full_line`."""
+    """Return a line that fits at least as well as `full_line` with as few changes as possible: the first
+    changes of the candidate."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
     good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]
@@ -277,7 +277,7 @@ def _with_fewest_changes(
 def _on_more_devices(
     lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: TargetPlanFn
 ) -> PlanLine | None:
-    """Return the line with the smallest number of devices on which sharded weights fit, found by doubling.
+    """Double the number of devices until sharded weights fit, and return the plan line for that number.
 
     Return None if more devices do not help.
     """
@@ -331,7 +331,8 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with advice from `template`; `num_bytes` defaults to the fullest device's need."""
+    """Return the line with advice from `template`, whose {size} is `num_bytes`, by default the need of the
+    fullest device."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

@@ -133,8 +133,8 @@ _FP32_FUNCTIONS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 @contextlib.contextmanager
 def emulate_cuda(precision: str, *, enabled: bool = True) -> Iterator[None]:
-    """Enter a context in which fake tensors need as much memory as on a GPU. `precision` is that of the
-    run."""
+    """Enter a context in which fake tensors need as much memory as on a GPU; if `enabled` is false, the
+    context has no effect. `precision` is the run's precision."""
     if not enabled:
         yield
         return
@@ -292,8 +292,8 @@ class LargestBatchDataset:
         return self.read_batch([index])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """Return the run's largest batch of `len(indices)` samples (by number of elements), enlarged; the
-        indices themselves are ignored."""
+        """Return the batch of `len(indices)` samples with the most elements in the run, enlarged where
+        another batch is longer in a dim. The indices themselves are ignored."""
         num = len(indices)
         if num not in self._largest:
             # User code reads real data: inside fake mode it would get fake tensors.

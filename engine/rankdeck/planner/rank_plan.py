@@ -102,8 +102,8 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """Return one rank per group of equal ranks, based on the equal weight slices in rank 0's plan if
-    `planned` has it. If `movement` is true, return all ranks if equal ranks send to different peers."""
+    """Return one rank per group of equal ranks; rank 0's plan, if in `planned`, shows which weight slices are
+    equal. If `movement` is true and equal ranks send to different peers, return all ranks instead."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(

@@ -104,7 +104,7 @@ class Samples(msgspec.Struct, frozen=True):
         if not self._has_rules:
             return phrase(
                 "At least this much: batch sizes follow no rule that the planner recognizes; the plan is "
-                "for the largest of {batches} batches that were read.",
+                "for the largest batch that was read (batches read: {batches}).",
                 batches=self.num_read,
             )
         if self._is_end_to_end:
@@ -114,7 +114,7 @@ class Samples(msgspec.Struct, frozen=True):
         )
         if self.is_bound:
             return phrase(
-                "At least this much: only {seen:,} of {samples:,} samples were inspected "
+                "At least this much: the planner inspected only {seen:,} of {samples:,} samples "
                 "(largest: {shapes}). Set data.longest to the length of the longest sample.",
                 seen=len(self.sample_indices),
                 samples=self.num_samples,
@@ -127,8 +127,8 @@ class Samples(msgspec.Struct, frozen=True):
                 shapes=shapes,
             )
         return phrase(
-            "Samples differ in shape; the plan is for a batch of the largest of all "
-            "{samples:,} samples: {shapes}.",
+            "Samples differ in shape; the plan is for a batch of the largest samples: {shapes}. "
+            "The planner inspected all {samples:,} samples.",
             samples=self.num_samples,
             shapes=shapes,
         )
@@ -136,8 +136,8 @@ class Samples(msgspec.Struct, frozen=True):
     def _end_to_end_note(self) -> str:
         if self.is_bound:
             return phrase(
-                "At least this much: samples are concatenated into batches, and only {seen:,} "
-                "of {samples:,} samples were inspected. Set data.longest to the length of the "
+                "At least this much: samples are concatenated into batches, and the planner inspected only "
+                "{seen:,} of {samples:,} samples. Set data.longest to the length of the "
                 "longest sample.",
                 seen=len(self.sample_indices),
                 samples=self.num_samples,

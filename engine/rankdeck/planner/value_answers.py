@@ -169,7 +169,7 @@ class RecordedAnswers:
         return tensors[0] if len(func._schema.returns) == 1 else tuple(tensors)
 
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
-        """Return how many reads with this `key` the module `asker` has made before.
+        """Return the number of earlier reads by the module `asker` with this `key`.
 
         The count restarts from zero when the backward pass recomputes a block.
         """
@@ -237,8 +237,8 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """Record the values that the model reads in its first forward pass, with the operations `reads`; return
-    None if the pass is too large to compute, or fails.
+    """Record the values that the model reads in its first forward pass; `reads` lists the operations that
+    read a value. Return None if the pass is too large to compute, or fails.
 
     The pass gets as many samples as each forward pass of the run: those of the run's largest batch if batches
     vary in size, otherwise the first samples.

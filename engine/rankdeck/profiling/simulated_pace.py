@@ -205,7 +205,7 @@ class SimulatedPace:
         if not forward:
             raise _pace_error(
                 phrase(
-                    "rehearsal.pace = simulated: this model has no matrix product or "
+                    'rehearsal.pace = "simulated": this model has no matrix product or '
                     "convolution whose time can be estimated from its FLOPs."
                 ),
                 phrase('Use rehearsal.pace = "real".'),
@@ -219,7 +219,7 @@ class SimulatedPace:
         if largest * self._s_per_flop > self._max_slot_s:
             raise _pace_error(
                 phrase(
-                    "rehearsal.pace = simulated: one forward or backward pass would take {slot_s:.0f} s, "
+                    'rehearsal.pace = "simulated": one forward or backward pass would take {slot_s:.0f} s, '
                     "longer than the ranks wait for each other ({longest}).",
                     slot_s=largest * self._s_per_flop,
                     longest=format_duration(self._max_slot_s),
@@ -271,7 +271,7 @@ def make_pace(
         return None
     if device.type != "cpu":
         raise ConfigError(
-            phrase("rehearsal.pace = simulated is for virtual devices, but this run uses GPUs."),
+            phrase('rehearsal.pace = "simulated" is for virtual devices, but this run uses GPUs.'),
             path="rehearsal.pace",
             advice=phrase('Use rehearsal.pace = "real", or devices.use = "cpu:4".'),
         )

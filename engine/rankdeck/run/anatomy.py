@@ -278,7 +278,8 @@ class AnatomyCollector:
 def median_bubble(attempts: Sequence[AnatomyCollector], *, flushes: bool = True) -> float | None:
     """Return the median bubble of the attempts' sampled steps; None if no step has a bubble.
 
-    Steps that the memory ledger tracked are used only if there are no others.
+    If `flushes` is False, the pipelines of consecutive steps overlap (see `StepAnatomy.bubble`). Steps that
+    the memory ledger tracked are used only if there are no others.
     """
     for followed in (False, True):
         bubbles = [

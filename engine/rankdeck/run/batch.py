@@ -146,7 +146,8 @@ class PeakColumns:
 
 @dataclass
 class MemoryColumns:
-    """Sampled steps of one device; `owners` has the steps that count only tensors with a known owner.
+    """Sampled steps of one device: those with measured memory, and those in which only the tensors with
+    known owners were counted (`owners`).
 
     `new_peaks` lists the complete reports of the steps whose peak is larger than all earlier peaks.
     """

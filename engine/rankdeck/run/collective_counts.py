@@ -38,7 +38,7 @@ class CountDifference:
 
 @dataclass
 class _RankCounts:
-    """Changes in the calls that one rank makes per step, as (first step, calls by collective and line)."""
+    """One rank's calls per step; an entry is (first step with these calls, calls by collective and line)."""
 
     changes: list[tuple[int, Mapping[str, int]]] = field(default_factory=list)
     until: int = 0
@@ -48,7 +48,7 @@ class _RankCounts:
         return next((calls for first, calls in reversed(self.changes) if first <= step), {})
 
     def drop_before(self, step: int) -> None:
-        """Forget the changes before the one that determines the calls of `step`."""
+        """Discard the changes that do not affect the calls in `step` or in later steps."""
         index = max((i for i, (first, _) in enumerate(self.changes) if first <= step), default=0)
         del self.changes[:index]
 

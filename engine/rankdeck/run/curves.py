@@ -186,7 +186,7 @@ class _SampledAverage:
         self._sum = self._weight = self._step = 0.0
 
     def resume_from(self, value: float, step: int) -> None:
-        """Continue from the previous attempt's average."""
+        """Continue from `value`, the previous attempt's average after `step`."""
         self._weight = 1.0 - (1.0 - 1.0 / _AVERAGED_STEPS) ** step
         self._sum, self._step = value * self._weight, step
 
@@ -197,7 +197,7 @@ class _SampledAverage:
         self._sum, self._weight, self._step = state
 
     def extend(self, steps: Floats, values: Floats) -> Floats:
-        """Return the average after each of `values`, which are all finite."""
+        """Return the running average after each of `values`, all of which must be finite."""
         averages = np.empty(len(values))
         for index, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
             decay = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)

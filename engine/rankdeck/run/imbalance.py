@@ -38,7 +38,7 @@ class Imbalance:
 
 
 def is_notable(excess_bytes: float, ratio: float | None) -> bool:
-    """Check whether a difference is notable; without a notable difference the devices are BALANCED."""
+    """Check whether the lead device exceeds the median enough to report; if not, devices are BALANCED."""
     return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 

@@ -123,7 +123,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Bytes that leave at time `left` and arrive at time `at`.
+    """A transfer of `num_bytes` bytes, which starts at time `left` and ends at time `at`.
 
     The bytes go from `source` to `target`, or are exchanged within `group` (then `source` and `target` are
     None). For a collective, `num_bytes` is the amount that each member sends, as in a ring.

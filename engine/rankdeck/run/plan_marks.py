@@ -19,9 +19,9 @@ _ONLY_ONE_REASON = (
 )
 """Reasons for recommending the only candidate: for an exact prediction, and for a mere bound."""
 _SURE_REASON = (
-    tr_noop("It fits with room to spare, and no other candidate certainly does."),
+    tr_noop("It fits with room to spare, and no other candidate is certain to do so."),
     tr_noop(
-        "As far as Rankdeck can tell, it fits with room to spare, and no other candidate certainly does."
+        "As far as Rankdeck can tell, it fits with room to spare, and no other candidate is certain to do so."
     ),
 )
 _ONLY_FIT_REASON = (
@@ -46,9 +46,9 @@ _SIMPLEST_PARALLEL_REASON = (
     ),
 )
 _FASTEST_REASON = (
-    tr_noop("It fits with room to spare, and no other candidate that does is predicted to be faster."),
+    tr_noop("No other candidate that fits with room to spare is predicted to be faster."),
     tr_noop(
-        "As far as Rankdeck can tell, it fits with room to spare, and no other candidate that does "
+        "As far as Rankdeck can tell, no other candidate that fits with room to spare "
         "is predicted to be faster."
     ),
 )

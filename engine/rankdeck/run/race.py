@@ -81,7 +81,7 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
     `state`: waiting | running | completed | failed | stopped; `problem`: why the entry failed. `place`
     counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
-    entry that this entry repeats to measure the machine's drift. `seen` contains the notes that the run
+    entry that this entry repeats to measure how much step times drift. `seen` contains the notes that the run
     reported about itself, as a map from code to text. `verified` is the result, as text, of the check before
     the first step, and `verified_outcome` is the outcome from events.Verified.
     """

@@ -53,8 +53,12 @@ LATE_FACTOR = 50
 """Factor by which the tolerance is multiplied after the first steps."""
 STRICT_STEPS = 10
 _ROUNDING_TEXTS = {
-    "bf16": tr_noop("bf16 keeps 3 digits: sums in a different order differ in the last digit."),
-    "fp16": tr_noop("fp16 keeps 4 digits: sums in a different order differ in the last digit."),
+    "bf16": tr_noop(
+        "bf16 has only 3 significant digits: a different order of summation changes the last digit."
+    ),
+    "fp16": tr_noop(
+        "fp16 has only 4 significant digits: a different order of summation changes the last digit."
+    ),
 }
 _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"}
 """Codes of a run's notes (training/parity_notes.py) that explain why its losses differ."""
@@ -190,7 +194,9 @@ def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> 
     if race.precision in _ROUNDING_TEXTS:
         return LossAgreement(verdict=EXPECTED, reason=phrase(_ROUNDING_TEXTS[race.precision]))
     if race.allow_tf32 and not race.is_rehearsal:
-        why = phrase("TF32 keeps 4 digits: sums in a different order differ in the last digit.")
+        why = phrase(
+            "TF32 has only 4 significant digits: a different order of summation changes the last digit."
+        )
         return LossAgreement(verdict=EXPECTED, reason=why)
     return None
 
@@ -246,18 +252,21 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift.
+    """Return notes on the drift of the step times during the race.
 
-    If `is_mentioned`, another text states the size of the drift, so the notes omit it.
+    If `is_mentioned` is true, another text states how large the drift is, so the notes omit that.
     """
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
-        unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")
+        unknown = phrase("The step times' drift is unknown: the repetition of the first entry was not timed.")
         return [unknown] if repeated else []
     tied = [group for group in groups if len(group) > 1]
     if is_mentioned:
         return [
-            phrase("Positions {places} are indistinguishable.", places=join_phrases(map(_places_text, tied)))
+            phrase(
+                "The entries in positions {places} are indistinguishable.",
+                places=join_phrases(map(_places_text, tied)),
+            )
         ]
     if abs(drift) < _REPORTED_DRIFT or not tied:
         return [
@@ -268,8 +277,8 @@ def _drift_notes(
         ]
     return [
         phrase(
-            "Step times drifted by {drift:+.0f} % between the first entry and its repetition; positions "
-            "{places} are indistinguishable.",
+            "Step times drifted by {drift:+.0f} % between the first entry and its repetition; the "
+            "entries in positions {places} are indistinguishable.",
             drift=drift * 100,
             places=join_phrases(map(_places_text, tied)),
         )
@@ -286,9 +295,9 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 
 
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
-    """Return the verdict "inconclusive" as a sentence, or '' if it does not apply.
+    """Return a sentence that calls the race inconclusive, or '' if it is not.
 
-    A race is inconclusive if only the machine's drift makes the leading entries indistinguishable.
+    A race is inconclusive if only the drift of the step times makes the leading entries indistinguishable.
     """
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):

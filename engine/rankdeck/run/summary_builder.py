@@ -186,7 +186,7 @@ def _read_end(run: RunDir) -> _AttemptEnd:
 
 
 def _past_end(state: RunState) -> _AttemptEnd:
-    """Return how the last attempt in `state` ended, for a state without the run's later attempts."""
+    """Return how the last attempt in `state` ended; the run may have later attempts that `state` omits."""
     last = max(state.attempts, default=0)
     ended = state.attempts[last].ended if last in state.attempts else None
     return _AttemptEnd("lost") if ended is None else _AttemptEnd(ended.outcome, ended.exit_code)

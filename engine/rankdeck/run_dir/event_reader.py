@@ -66,7 +66,7 @@ class EventReader:
         self._clocks = ClockOffsets(self.run)
 
     def counts(self) -> LineCounts:
-        """Return how many lines could not be returned so far, in total over all files."""
+        """Return the numbers of lines, summed over all files, that could not be returned as events so far."""
         return LineCounts(self.missing.total(), self.unreadable.total(), self.newer.total())
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
@@ -186,8 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """One line of clocks.jsonl: the clock of `host` is `ahead_s` ahead of the first host's clock. This is
-    valid from `since` on, a time on the clock of `host`."""
+    """One line of clocks.jsonl: from the time `since` on, measured by the clock of `host`, that clock is
+    `ahead_s` ahead of the first host's clock."""
 
     attempt: int
     host: str

@@ -76,9 +76,9 @@ def test_a_fix_that_cannot_be_planned_has_a_reason(qtbot: QtBot, world: PlanWorl
 def test_a_fix_plan_text_says_predicted() -> None:
     fix_plan = FixPlan("DDP", plan_line("ddp", 31 * MIB))
     assert fix_plan.texts(30 * MIB) == (
-        "with DDP: 30.0 MiB on the fullest device, predicted",
-        "with DDP: 30.0 MiB, predicted",
-        "30.0 MiB, predicted",
+        "with DDP: 30.0 MiB predicted on the fullest device",
+        "with DDP: 30.0 MiB predicted",
+        "30.0 MiB predicted",
     )
     # Of a bound no bar is drawn: the planner's own figure stands in.
     bound = FixPlan("DDP", plan_line("ddp", 31 * MIB, is_bound=True, bound=AT_LEAST))

@@ -112,7 +112,7 @@ def test_other_devices_are_drawn_where_the_own_cannot(
     step.plan_now()
     qtbot.waitUntil(lambda: bool(step.problem), timeout=WAIT_MS)
     assert len(planner_arguments(world)) == 2, "tried once more"
-    assert step.notes == ["3 heads are not 2. Drawn for 4 virtual devices instead."]
+    assert step.notes == ["3 heads are not 2. The step is drawn for 4 virtual devices instead."]
     assert step.problem == "3 heads are not 2."
 
 
@@ -124,7 +124,7 @@ def test_missing_gpus_are_drawn_as_virtual_devices(
     world.set_output([], then="refuse")
     step.plan_now()
     qtbot.waitUntil(lambda: bool(step.problem), timeout=WAIT_MS)
-    assert step.notes[0].startswith("There is no GPU 7. Use 0. Drawn for 4 virtual devices")
+    assert step.notes[0].startswith("There is no GPU 7. Use 0. The step is drawn for 4 virtual devices")
 
 
 def test_manual_planning_starts_no_drawing(
@@ -143,16 +143,16 @@ def test_user_code_needs_trust(world: PlanWorld, make: Callable[[str], StepMovem
     world.draft.replace(TEXT.replace('use = "mlp"', 'use = "mine:build"'), folder=world.folder, stem="mine")
     step = make("ddp")
     step.plan_now()
-    assert step.needs_trust and "its own code must be run" in step.problem and not step.is_planning
+    assert step.needs_trust and "not trusted yet" in step.problem and not step.is_planning
     assert not world.requests
 
 
 @pytest.mark.parametrize(
     ("strategy", "changes", "note"),
     [
-        ("pipeline", {"devices.use": "cpu:1"}, 'Drawn with devices.use = "cpu:2".'),
-        ("pipeline-async", {"train.clip_norm": 1.0}, "Drawn with train.clip_norm = 0."),
-        ("ddp", {"train.global_batch": 33}, "Drawn with train.global_batch = 32."),
+        ("pipeline", {"devices.use": "cpu:1"}, 'The step is drawn with devices.use = "cpu:2".'),
+        ("pipeline-async", {"train.clip_norm": 1.0}, "The step is drawn with train.clip_norm = 0."),
+        ("ddp", {"train.global_batch": 33}, "The step is drawn with train.global_batch = 32."),
     ],
 )
 def test_an_invalid_draft_is_fixed_for_the_drawing(
@@ -178,7 +178,8 @@ def test_a_single_device_is_drawn_with_several(
     world.set_output([plan_line("ddp", configured=True, movement=make_movement(4))])
     step.plan_now()
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert step.notes == ["On a single device, no data moves. Drawn for 4 virtual devices instead."]
+    note = "On a single device, no data moves. The step is drawn for 4 virtual devices instead."
+    assert step.notes == [note]
 
 
 def test_options_of_the_draft_are_not_offered_as_variants(

@@ -206,7 +206,7 @@ def test_a_pipeline_shows_its_schedule_and_measured_and_ideal_bubble(
     assert [row.label for row in page.grid.anatomy.data.rows] == ["Virtual 0", "Virtual 1"]
     assert page.grid.anatomy.data.is_pipeline
     subtitle = run_chart_data.anatomy_subtitle(page.run)[0]
-    assert subtitle.startswith("step 3, bubble 0.50 measured, 0.50 theory; sampled ")
+    assert subtitle.startswith("step 3, bubble 0.50 measured, 0.50 in theory; sampled ")
     assert "simulated time" in page.cards["anatomy"].toolTip()
     assert "simulated" not in page.cards["bars"].toolTip()
     rows = list(run_csv.anatomy_rows(page.run))

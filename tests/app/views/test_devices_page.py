@@ -168,7 +168,7 @@ def test_memory_holders_add_up_to_the_capacity(app: App) -> None:
     page.table.select("GPU-0000")
     data = page._holders.data
     sizes = {holder.name: holder.num_bytes for holder in data.holders}
-    assert sizes["python"] == 4 * GIB and sizes["other, outside this namespace"] == 3 * GIB
+    assert sizes["python"] == 4 * GIB and sizes["processes outside this PID namespace"] == 3 * GIB
     assert sizes["in use, owner unknown"] == 10 * GIB
     (python,) = (holder for holder in data.holders if holder.name == "python")
     assert python.note == "pid 7, anna, train.py <b>, 3.0 GiB on the host"

@@ -403,7 +403,7 @@ def test_a_row_shows_its_verification(qtbot: QtBot, world: PlanWorld, page: Plan
     assert page.table.row_model.rows[0].verification_text == "" and page.verify_button.text() == "Verify"
     page.grab()  # every sign is painted
     reason = page.reason_label.text()
-    assert "Verified: 1 of 2 give the same result as one device. These differ: fsdp." in reason
+    assert "Verified: the same result as one device for 1 of 2. Different: fsdp." in reason
     rows = list(plan_chart_data.csv_rows(world.plan))
     assert rows[0][-1] == "one_device" and any("Differs from one device" in str(row[-1]) for row in rows)
 

@@ -108,7 +108,7 @@ def test_entries_show_their_verification() -> None:
     assert "One device: equal" in ddp.description and "Verified: matches one device" in ddp.tooltip
     assert "One device" not in single.description
     notes = race_chart_data.notes(race)
-    assert "Verified: 1 of 2 give the same result as one device." in notes
+    assert "Verified: the same result as one device for 1 of 2." in notes
     assert "fsdp: Verified: matches one device except for its batch norms." in notes
 
 

@@ -268,7 +268,7 @@ def test_foreign_files_are_neither_removed_nor_read(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [2]
     assert list((tmp_path / "1").iterdir()) == [notes]
     (tmp_path / "2" / "more.safetensors").write_text("theirs")
-    assert "more.safetensors does not belong to it" in newest_intact(tmp_path)[1][0]
+    assert "more.safetensors is not part of the checkpoint" in newest_intact(tmp_path)[1][0]
 
 
 def test_a_checkpoint_that_is_a_link_is_left_alone(tmp_path: Path) -> None:

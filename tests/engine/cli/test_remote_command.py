@@ -49,7 +49,8 @@ def test_a_command_with_host_does_not_run_locally(host: FakeRemoteHost, tmp_path
 @pytest.mark.parametrize("words", [["--host", "box1"], ["--host", "box1", "--json"]])
 def test_host_without_a_command_is_refused(words: list[str]) -> None:
     assert (
-        "No command was given for box1." in (done := rankdeck_in_process(*words, exit_code=2)).err + done.out
+        "The option --host box1 needs a command."
+        in (done := rankdeck_in_process(*words, exit_code=2)).err + done.out
     )
 
 

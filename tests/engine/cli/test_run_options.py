@@ -143,7 +143,7 @@ def test_invalid_options_are_refused_with_a_message(
 def test_a_missing_script_is_refused_with_a_suggestion(project: Path) -> None:
     for typed, advice in {
         "trian.py": 'Did you mean "train.py"?',
-        "elsewhere/x.sh": "This folder has train.py.",
+        "elsewhere/x.sh": "This folder contains train.py.",
         "digits-ddp": "This is a preset. Train it with: rankdeck train digits-ddp",
     }.items():
         with pytest.raises(ConfigError) as refused:

@@ -65,13 +65,16 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
     write_resumed_run(runs)
     with pytest.raises(ConfigError) as missing:
         find_run_ref("night@7", runs)
-    assert missing.value.advice == "Its attempts are 0 and 1."
+    assert missing.value.advice == "The run's attempts are 0 and 1."
     once = WrittenRun(runs, "once")
     once.start()
     once.end()
     with pytest.raises(ConfigError) as missing:
         find_run_ref("once@1", runs)
-    assert missing.value.advice == f"It was never resumed: {once.dir.name}@0 is the same as {once.dir.name}."
+    assert (
+        missing.value.advice
+        == f"The run was never resumed: {once.dir.name}@0 is the same as {once.dir.name}."
+    )
     write_resumed_run(runs)
     with pytest.raises(RunNotFoundError, match="matches 2 runs"):
         find_run_ref("night@0", runs)
@@ -79,7 +82,7 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(1, "A comparison needs more than one run"), (9, "9 runs were given, but at most 8")],
+    [(1, "A comparison needs more than one run"), (9, "9 runs are listed, but at most 8")],
 )
 def test_two_to_eight_runs_can_be_compared(number: int, message: str) -> None:
     runs = [RunRef(Path(f"/runs/{index}")) for index in range(number)]

@@ -276,7 +276,7 @@ def test_advice_contains_names_from_the_error() -> None:
     missing = describe_exception(raised_by(lambda: __import__("no_such_package")), 0).problem
     assert (
         missing.advice == "The run's interpreter has no module no_such_package. "
-        "Install the package that provides it, or correct the name."
+        "Install the package that provides the module, or correct its name."
     )
     port = describe_exception(raised_by(_store_on_taken_port), 0)
     assert port.problem.advice is not None and "is already listening on port" in port.problem.advice

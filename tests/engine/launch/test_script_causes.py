@@ -59,7 +59,7 @@ def after_step(rank, number):
     alone, together = problem.message.split("rank 1 in ")
     assert "rank 0 in after_step (" in alone and "in a call to all_gather" in alone
     assert _line(source, "# alone") in alone and _line(source, "# each step") in together
-    assert "run both on every rank" in (problem.advice or "")
+    assert "run both lines on every rank" in (problem.advice or "")
 
 
 def test_a_rank_that_left_is_reported_with_the_waiting_line(tmp_path: Path) -> None:

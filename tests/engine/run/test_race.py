@@ -32,7 +32,7 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
         ("fp64 is held to its own", make_entry(2, "ddp", losses=shifted_losses(1e-9)), "fp64", "differs",
          None, "1e-10"),
         ("bf16 rounds", make_entry(2, "ddp", losses=shifted_losses(1e-3)), "bf16", "expected", None,
-         "3 digits"),
+         "3 significant digits"),
         ("norms", make_entry(2, "ddp", losses=shifted_losses(1e-2), reasons=NORM_REASONS), "fp32", "expected",
          None, "8 samples"),
         ("norms that agree", make_entry(2, "ddp", reasons=NORM_REASONS), "fp32", "agrees", None, ""),
@@ -78,7 +78,7 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
     [
         ((0.1, 0.2, 0.3), 0.1, 0.001, [1, 2, 3], "by +0 %"),
         ((0.3, 0.2, 0.1), 0.3, 0.001, [3, 2, 1], "by +0 %"),
-        ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "Positions 1 and 2 are indistinguishable"),
+        ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "positions 1 and 2 are indistinguishable"),
         ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "positions 2 and 3 are indistinguishable"),
         ((0.1, 0.102, 0.3), 0.1, 0.1, [1, 1, 3], "by +0 %"),
     ],
@@ -150,7 +150,7 @@ def test_a_machine_that_drifted_names_a_winner_only_if_clear(
     assert bool(verdicts.fastest_why) == (fastest is not None)
     (note,) = verdicts.notes
     assert ("drifted" in note) == (not inconclusive), "how much it changed is said once"
-    assert not inconclusive or note == "Positions 1 and 2 are indistinguishable."
+    assert not inconclusive or note == "The entries in positions 1 and 2 are indistinguishable."
     folder = create_race(tmp_path, "Race · GPT", "")
     write_race(folder, race)
     facts = race_info(folder).race

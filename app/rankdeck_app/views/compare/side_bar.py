@@ -166,7 +166,7 @@ class CompareView(SideBarView):
     # Contents
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show `comparing`: the comparison in the comparison tab that was last active."""
+        """Show the runs of `comparing`, the comparison whose tab was active last, or none if it is None."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:

@@ -15,7 +15,7 @@ from rankdeck_app.widgets.facts_line import Fact
 
 
 def facts(run: RunView) -> tuple[Fact, ...]:
-    """Return the facts, the most important first."""
+    """Return facts about how the script was started and what was observed in it, the most important first."""
     all_facts = [*_script_facts(run)]
     observed = run.state.script.lead_observation
     if observed is not None:
@@ -117,7 +117,7 @@ def _workload(run: RunView, observed: events.Observed) -> Fact | None:
         more.append(tr("loader workers: {count}", count=observed.loader_workers))
     for rank, totals in run.state.script.collectives.items():
         calls = ", ".join(f"{name} {count}" for name, count in totals.calls.items())
-        more.append(tr("rank {rank} called {calls}", rank=rank, calls=calls))
+        more.append(tr("collective calls of rank {rank}: {calls}", rank=rank, calls=calls))
     tooltip = "\n".join(filter(None, more))
     return Fact("table", tr("Work"), " · ".join(texts), tooltip) if texts else None
 

@@ -153,7 +153,8 @@ class RunPage(Page):
         return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
-        """Return the export actions; for a completed run, which has no banner, `_ended_actions` follow."""
+        """Return the export actions and, for a completed run, the `_ended_actions`, because a completed run
+        has no banner that could show them."""
         if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]

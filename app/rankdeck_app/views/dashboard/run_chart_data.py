@@ -145,7 +145,8 @@ def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
 
 
 def _measured_step_text(run: RunView) -> tuple[str, str]:
-    """Return a long and a short text about the step or time at which the memory was measured."""
+    """Return a long and a short text about when the memory was measured, such as 'peak of step 120' and
+    'peak'."""
     if all(run.device_memory(device) is None for device in run.devices):
         return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))
@@ -216,8 +217,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the largest predicted peak of the charted devices: for devices with driver readings, the
-    predicted memory as the driver counts it; for the others, the memory predicted for sampled steps."""
+    """Return the largest predicted peak of the charted devices. The prediction covers all memory that the
+    driver counts for devices with driver readings, and usually only live tensors for the others."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
@@ -335,7 +336,7 @@ def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
         texts = [tr("bubble {measured:.2f} measured", measured=measured), bubble]
     else:
         texts = [
-            tr("bubble {measured:.2f} measured, {theory:.2f} theory", measured=measured, theory=theory),
+            tr("bubble {measured:.2f} measured, {theory:.2f} in theory", measured=measured, theory=theory),
             tr("bubble {measured:.2f}, theory {theory:.2f}", measured=measured, theory=theory),
             bubble,
         ]

@@ -24,7 +24,7 @@ _RATE_LEGEND = (tr_noop("now"), tr_noop("smoothed"), "")
 @dataclass(frozen=True)
 class CurveData:
     """The curves of one card. `legend` contains the labels of `raw`, `average` and `points` in the readout; a
-    curve with an empty label is left out of it."""
+    curve with an empty label is left out of the readout."""
 
     raw: Curve
     average: Curve

@@ -189,7 +189,7 @@ class RunGrid(ArrangeableGrid):
         self._show_band()
 
     def _show_heat(self) -> None:
-        """Show utilisation over the same range as memory."""
+        """Show utilisation over the time range that the memory chart shows."""
         run = self.viewed_run
         self.heat.set_data(run_chart_data.heat(run, self._visible_time_range()))
         self.cards["heat"].set_subtitle(*run_chart_data.heat_subtitle(run))

@@ -148,7 +148,7 @@ class SummaryPanel(QWidget):
 
     @property
     def _available_height(self) -> int:
-        """The height that the page's charts leave for the summary below its first line."""
+        """The height that the page's charts leave for the summary's body, which is below its first line."""
         return self._page_height - _CHARTS_HEIGHT - HEADER_HEIGHT
 
     @property

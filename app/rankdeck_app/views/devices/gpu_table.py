@@ -76,7 +76,7 @@ def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> M
     )
     note = f"{gpu.name}\n{gpu.uuid}"
     if gpu.lost_at is not None:
-        note = tr("lost at {time}: it no longer responds", time=clock_time(gpu.lost_at))
+        note = tr("lost at {time}: the device no longer responds", time=clock_time(gpu.lost_at))
     is_part, is_lost = gpu.parent is not None, gpu.lost_at is not None
     return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
 

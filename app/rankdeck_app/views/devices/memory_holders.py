@@ -19,7 +19,7 @@ from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HolderListData
 
-OUTSIDE = tr_noop("other, outside this namespace")
+OUTSIDE = tr_noop("processes outside this PID namespace")
 MemoryOf = Callable[[GpuStatus], DeviceMemory | None]
 """Function that returns the memory that an open run reports for a GPU, or None."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}

@@ -294,7 +294,9 @@ def device_tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> DeviceTracksData
         _track(
             gpus, gpu, tr("Temperature"), "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]
         ),
-        _track(gpus, gpu, tr("SM, memory clock, MHz"), "sm_clock_mhz", clock_top, second="memory_clock_mhz"),
+        _track(
+            gpus, gpu, tr("SM and memory clock, MHz"), "sm_clock_mhz", clock_top, second="memory_clock_mhz"
+        ),
         _track(gpus, gpu, tr("Fan"), "fan", 1.0),
         _throttle_track(gpus, gpu),
         _error_track(gpus, gpu, _marks(gpus, gpu)),

@@ -247,6 +247,6 @@ class BlockerBanner(QWidget):
 
 
 def _short_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten each key to its last part, such as 'clip_norm', or to the part before `.use`, such as
-    'optimizer' for train.optimizer.use."""
+    """Return the changes with short keys: the last part of a key, such as 'clip_norm', or the part before
+    `.use`, such as 'optimizer' for train.optimizer.use."""
     return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in changes.items()}

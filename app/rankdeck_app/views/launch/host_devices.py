@@ -216,8 +216,8 @@ class HostDevices(QWidget):
             self._show_virtual(selection)
 
     def _update_labels(self) -> None:
-        """Update the labels. Without GPUs, a configuration is rehearsed, while a script runs unchanged with
-        each rank on the CPU."""
+        """Label the choice without GPUs: "Rehearsal" for a configuration, which is then rehearsed, and "No
+        GPUs" for a script, which then runs unchanged with each rank on the CPU."""
         text, stepper_texts = tr("Rehearsal"), VIRTUAL_DEVICES
         tooltip = tr("Run real training on virtual CPU devices")
         if self._choice.is_for_script:
@@ -230,7 +230,8 @@ class HostDevices(QWidget):
             self.stepper.set_texts(stepper_texts)
 
     def _show_reason(self, mode: str) -> None:
-        """Show the reason why there is no GPU, or a note that the GPUs are simulated."""
+        """Show the reason why there is no GPU or, if `mode` is "gpu" and the GPUs are simulated, a note about
+        that."""
         text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)
@@ -299,7 +300,7 @@ class HostDevices(QWidget):
             name = tr("Rank {index}", index=index)
             tooltip = tr("Rank {index} of the script, without a GPU", index=index)
         if used is not None:
-            tooltip += "\n" + tr("{used} of tensors in the displayed run", used=format_bytes(used))
+            tooltip += "\n" + tr("{used} in use by tensors of the displayed run", used=format_bytes(used))
         return DeviceCardData(name, str(index), used, share, lead, "", tooltip)
 
 

@@ -149,7 +149,7 @@ class ScriptSection(QWidget):
         self.per_gpu_button = push_button(
             tr("One per GPU"), "", self._set_one_per_gpu, kind="link", height=20
         )
-        self.per_gpu_button.setToolTip(tr("Like torchrun --nproc-per-node with the number of chosen GPUs"))
+        self.per_gpu_button.setToolTip(tr("Start one rank per chosen GPU, like torchrun --nproc-per-node"))
         what = tr("Number of script processes to start, like torchrun's --nproc-per-node")
         ranks = QWidget()
         row(self.ranks_stepper, self.per_gpu_button, None, on=ranks, spacing=8)

@@ -31,9 +31,9 @@ class TrustDialog(QDialog):
         )
         folder_list = "\n".join(map(str, folders))
         why = tr(
-            "This run imports Python code from there. That code can do anything that you can "
-            "do on this machine. Your answer applies to each listed folder and everything "
-            "below it."
+            "This run imports Python code from each listed folder. That code can do anything "
+            "that you can do on this machine. Your answer applies to each listed folder and "
+            "everything below it."
         )
         remembered = tr("Remember the answer and launch")
         self.accept_button = push_button(

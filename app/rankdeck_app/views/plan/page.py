@@ -44,7 +44,7 @@ _MIN_ONE_ROW_WIDTH = 800
 """Minimum page width in pixels at which the metrics fit beside the choice of target devices."""
 _FIT_TOOLTIPS = {
     False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
-    True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
+    True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity."),
 }
 _VERIFY_TOOLTIP = tr_noop(
     "Rehearse two steps of each strategy, and compare them with the same steps on one device"
@@ -345,11 +345,11 @@ def verification_summary(plan: DraftPlan) -> str:
     texts = []
     if total := len(equal) + len(noted) + len(differing):
         counts = {"count": len(equal), "total": total}
-        texts.append(tr("Verified: {count} of {total} give the same result as one device.", **counts))
+        texts.append(tr("Verified: the same result as one device for {count} of {total}.", **counts))
     if noted:
-        texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
+        texts.append(tr("Different as expected: {labels}.", labels="; ".join(noted)))
     if differing:
-        texts.append(tr("These differ: {labels}.", labels="; ".join(differing)))
+        texts.append(tr("Different: {labels}.", labels="; ".join(differing)))
     return " ".join(filter(None, (*texts, verification.failure)))
 
 

@@ -1,4 +1,4 @@
-"""Builds the plan page's data: plain functions, no widgets. Unknown values are dashes."""
+"""Builds the plan page's data: plain functions, no widgets. Unknown values are shown as dashes."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def bars(line: PlanLine) -> tuple[PlanBar, ...]:
 
 
 def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
-    """Return one bar for devices with the same memory; its label is 'GPU 0', or 'GPU 0 ×512' for 512."""
+    """Return one bar for devices with equal memory, labelled 'GPU 0', or 'GPU 0 ×512' for 512 devices."""
     device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
     label = f"{device_label(device)} {many}".rstrip()
     index = many or device_index(device)
@@ -268,7 +268,7 @@ def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
 
 
 def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
-    """Yield (kind, bytes) from the left: live bytes by kind, reserved but unused, driver, other processes."""
+    """Yield a bar's (kind, bytes): live bytes by kind, reserved but unused, driver, other processes."""
     for kind in KIND_LABELS:
         if device.by_kind.get(kind):
             yield kind, device.by_kind[kind]
@@ -351,7 +351,7 @@ def _stat(label: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
 
 
 def subtitle(plan: DraftPlan) -> tuple[str, str]:
-    """Return (text, short text) for the table's card."""
+    """Return the subtitle of the table's card as (text, short text)."""
     lines = plan.lines
     capacity = scale(lines).capacity_bytes
     if capacity is not None:
@@ -375,7 +375,7 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, i
 
 
 def fixes(plan: DraftPlan) -> list[PlanLine]:
-    """Return combined fixes (if nothing fits), then the chosen strategy's fixes, the largest saving first."""
+    """Return advice if nothing fits, then the chosen strategy's fixes, the largest saving first."""
     strategy = None if plan.chosen_line is None else plan.chosen_line.strategy
     combined = [line for line in plan.fixes if line.saves_bytes is None]
     lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)

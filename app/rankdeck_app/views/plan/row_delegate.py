@@ -285,8 +285,8 @@ class PlanRowDelegate(RowListDelegate):
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
     def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
-        """Paint a measurement, with the word "measured" if there is room. Without it, the line above the
-        table still states that there are measurements."""
+        """Paint a measurement, with the word "measured" if there is room. Where the word is left out, the
+        line above the table still states that there are measurements."""
         word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():

@@ -1,4 +1,4 @@
-"""Builds the race page's data: plain functions, no widgets. Unknown values are dashes."""
+"""Builds the race page's data: plain functions, no widgets. Unknown values are shown as dashes."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def _verification_notes(race: Race) -> Iterator[str]:
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)
         yield tr(
-            "Verified: {count} of {total} give the same result as one device.",
+            "Verified: the same result as one device for {count} of {total}.",
             count=count,
             total=len(verified),
         )

@@ -52,8 +52,8 @@ _HINT_LINES = 4
 
 
 class StrategyPage(Page):
-    """Page of a strategy. `chosen` is emitted when the user applies the strategy, with its name and the
-    options tried on the page.
+    """Page of a strategy. `chosen` carries the strategy's name and the options tried on the page; it is
+    emitted when the user applies the strategy.
 
     `trust_requested` is emitted if the drawing must run the draft's code.
     """

@@ -59,7 +59,7 @@ def _repeated_by_workers(event: events.Anomaly) -> Report:
         phrase("the first {groups} batches of each worker are equal", groups=groups)
         if groups
         else phrase(
-            "in one pass, each of {samples} samples came once from each worker",
+            "in one pass, each of {samples} samples was yielded once by each worker",
             samples=number_of(event, "samples"),
         ),
         phrase(
@@ -130,7 +130,7 @@ def _evaluation_on_training_samples(event: events.Anomaly) -> Report:
             trained=number_of(event, "trained"),
         ),
         phrase(
-            "Split once, with a generator of a fixed seed, and use the same split after a resume: "
+            "Split once, with a generator that has a fixed seed, and use the same split after a resume: "
             "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))."
         ),
     )

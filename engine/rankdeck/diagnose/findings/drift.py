@@ -1,4 +1,4 @@
-"""The rule that finds ranks whose weights have drifted apart, and why. Read rule_context.py first."""
+"""The rule that finds ranks whose weights have drifted apart, and the cause. Read rule_context.py first."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _bypassed(context: RuleContext) -> _Cause | None:
     return (
         phrase("the forward pass bypasses DistributedDataParallel, so no gradients are averaged."),
         phrase("Call the wrapped model (ddp(x)), not the module inside it (ddp.module(x))."),
-        [_line_evidence(events_found[0], phrase("optimizer.step after such a backward pass"))],
+        [_line_evidence(events_found[0], phrase("optimizer.step after a forward pass without the wrapper"))],
     )
 
 

@@ -56,7 +56,9 @@ def _detach_advice(code: str, name: str, *, is_scalar: bool) -> str:
         return phrase("Store tensor.detach(), or tensor.detach().cpu() to free the GPU's memory.")
     if code.endswith("-chain"):
         if is_scalar:
-            return phrase("Add loss.item() to it, or loss.detach(), which does not wait for the GPU.")
+            return phrase(
+                "Add loss.item() instead of loss, or loss.detach(), which does not wait for the GPU."
+            )
         return phrase(
             "Detach the state between steps: {name} = {name}.detach(). Then retain_graph=True is not needed.",
             name=name or phrase("state"),
@@ -152,9 +154,12 @@ def _memory_growing(event: events.Anomaly) -> Report:
             size=format_bytes(number_of(event, "element_bytes")),
         ),
         # The host has more memory, but fills up as well.
-        phrase("Store tensor.cpu() or numbers instead, clear it once they are used, or use deque(maxlen=N).")
+        phrase(
+            "Store tensor.cpu() or numbers instead, clear the container once they are used, or use "
+            "deque(maxlen=N)."
+        )
         if on_gpu
-        else phrase("Store numbers instead, clear it once they are used, or use deque(maxlen=N)."),
+        else phrase("Store numbers instead, clear the container once they are used, or use deque(maxlen=N)."),
     )
 
 

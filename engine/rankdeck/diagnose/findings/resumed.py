@@ -42,7 +42,7 @@ def _resume_without_scheduler(event: events.Anomaly) -> Report:
     name, file, place = _names(event)
     return (
         phrase("Training resumes at {place}, but {name} starts its schedule again.", place=place, name=name),
-        phrase("weights from {file}; {name} had not stepped before the first step", file=file, name=name),
+        phrase("weights from {file}; {name} had taken no step of its schedule yet", file=file, name=name),
         # As above: nothing else has to be saved.
         phrase("Call scheduler.load_state_dict with the scheduler's state in {file}.", file=file)
         if event.numbers.get("saved")

@@ -17,7 +17,7 @@ def _clip_before_unscale(event: events.Anomaly) -> Report:
             norm=event.numbers.get("limit", 0.0) / max(1.0, event.numbers.get("scale", 1.0)),
         ),
         phrase(
-            "clipped without scaler.unscale_(optimizer) since the backward pass of step {step}",
+            "no scaler.unscale_(optimizer) between the backward pass and the clipping in step {step}",
             step=event.step,
         ),
         phrase("Call scaler.unscale_(optimizer) before clipping."),

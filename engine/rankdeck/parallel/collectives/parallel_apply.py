@@ -62,8 +62,8 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Run the module; return its detached outputs as a flat list, and those of them that get no
-        gradient."""
+        """Run the module; return a flat list of its detached outputs, and a list of those outputs that get
+        no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
@@ -97,7 +97,7 @@ class _ParallelPass:
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Run all forward passes; return their output tensors, and those of them that get no gradient."""
+        """Run all forward passes; return all output tensors, and a list of those that get no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
         self._structures = [replica.structure for replica in self._replicas]

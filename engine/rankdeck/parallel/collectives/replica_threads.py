@@ -140,8 +140,8 @@ class ReplicaThreads:
 
     @contextmanager
     def count_busy(self, device: int) -> Iterator[None]:
-        """Count the calling thread's CPU time as busy time of `device`, for example for device 0's loss and
-        optimizer."""
+        """Enter a context in which the calling thread's CPU time counts as busy time of `device`, for example
+        during device 0's loss and optimizer step."""
         started_s = time.thread_time()
         try:
             yield
@@ -151,8 +151,8 @@ class ReplicaThreads:
 
     @contextmanager
     def transfer_phase(self, name: str) -> Iterator[None]:
-        """Record a phase of device 0 in which bytes are transferred between devices, and count these
-        bytes."""
+        """Enter a context that records a phase of device 0, and the number of bytes transferred between
+        devices in that phase."""
         with self.spans.phase(0, name) as mark:
             before = sum(self.devices.moved_bytes.values())
             yield
@@ -190,8 +190,8 @@ class ReplicaThreads:
 
     @contextmanager
     def _use_random_state(self, device: int) -> Iterator[None]:
-        """Set the process's generator to the device's state and restore the process's own state
-        afterwards."""
+        """Enter a context in which the process's generator has the device's state; restore the process's own
+        state afterwards."""
         if device == 0:
             with self._detect_draws():
                 yield

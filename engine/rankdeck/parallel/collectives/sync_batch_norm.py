@@ -23,10 +23,10 @@ from rankdeck.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
 def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
-    """Make every batch norm of a module use all ranks' statistics; weight names stay the same.
+    """Make a module's batch norms use the statistics of all ranks, and return the converted module.
 
-    On CPU each batch norm stays the same object and only its class changes; on GPUs torch creates new
-    modules.
+    Weight names stay the same. On CPU each batch norm stays the same object and only its class changes; on
+    GPUs torch creates new modules.
     """
     if not on_cpu:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)

@@ -52,7 +52,7 @@ class UsedWeights:
                     cast(nn.Module, block).register_forward_pre_hook(entering, prepend=True)
 
     def _record_block(self, name: bytes, *_: object) -> None:
-        """Add the block `name` to the hash of the order of blocks, before the block is gathered."""
+        """Add the name of a block that is about to be gathered to the hash of the blocks' order."""
         if torch.is_grad_enabled():
             # A running checksum depends on the order and is one number to compare.
             self._block_order_hash = zlib.crc32(name, self._block_order_hash)

@@ -62,7 +62,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Map each tensor's id to the stages that use it; a buffer's first stage provides its value."""
+        """Map each tensor's id to the stages that use it, starting with the stage that provides its value."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -110,8 +110,8 @@ class CutModel:
         return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Return the tensors of `stage_tensors` that no unit of the model uses. Call this before weights are
-        replaced."""
+        """Return the tensors that no unit of the model uses; they belong to stage 0, so return an empty list
+        if `stages` does not include it. Call this before weights are replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]

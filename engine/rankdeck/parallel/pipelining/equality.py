@@ -43,7 +43,7 @@ from rankdeck.torch_compat.modules import deep_copy, own_buffers
 _NUM_SAMPLES = 2
 _NUM_STEPS = 2
 USES_AUTOGRAD_GRAD = phrase(
-    "it calls autograd.grad, as a gradient penalty does, but no stage has the whole graph"
+    "the model calls autograd.grad, as a gradient penalty does, but no stage has the whole graph"
 )
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Tolerances relative to a tensor's largest value: only the order of summation may differ."""
@@ -275,7 +275,7 @@ def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
 def _run_training_step(
     units: Sequence[nn.Module], inputs: Any, look_at: Callable[[Any], Any]
 ) -> tuple[list[Tensor], list[Any]]:
-    """Train on a batch unit by unit, passing outputs to `look_at`; return results and shapes at each cut."""
+    """Train unit by unit; `look_at` checks each output. Return the model's outputs and the shapes at cuts."""
     entered: list[StageInputs] = [None]
     outputs: list[list[Tensor]] = []
     for unit in units:
@@ -315,8 +315,8 @@ def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """Yield the units, each with its own attributes and buffers, and a dict per unit that maps the id of each
-    original buffer to the unit's copy."""
+    """Enter a context in which each unit has its own attributes and buffers; yield the units, and for each
+    unit a dict that maps the ids of original buffers to the unit's copies."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []

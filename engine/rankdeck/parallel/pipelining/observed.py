@@ -87,8 +87,8 @@ def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
 def _iter_candidates(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules that may be units, with their names.
 
-    A list is replaced by its items. A module that contains a list at any depth is replaced by its children,
-    unless the module is an item of a list.
+    A list (ModuleList or Sequential) is replaced by its items. A module that contains a list of several items
+    at any depth is replaced by its children, unless the module is itself an item of a list.
     """
     for name, child in module.named_children():
         path = f"{prefix}{name}"
@@ -279,7 +279,7 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Store those tensors of a unit's `output` that a later stage needs."""
+        """Record the tensors of a unit's `output` that later stages need."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)

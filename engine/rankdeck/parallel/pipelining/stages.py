@@ -103,8 +103,8 @@ class StageRunner(nn.Module):
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward or backward pass. Its backward pass starts from the
-        state at the end of its forward pass."""
+        """Return a context for a forward or backward pass of a microbatch; a backward pass starts from the
+        state at the end of the forward pass. If `updates_state` is false, the state stays unchanged."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
@@ -134,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor; if it gets a gradient that is not sent back, the backward pass fails."""
+    """Return a received tensor, with a hook that raises an error for a gradient that no stage waits for."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()

@@ -115,7 +115,7 @@ class UnitRecorder:
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
 
     def _shapes(self, output: Any) -> Any:
-        """Replace an output's tensors with their shapes, dtypes and value ids."""
+        """Return an output with each tensor replaced by its shape, dtype and value id."""
         if isinstance(output, Tensor):
             return ReturnedTensor(output.shape, output.dtype, self._value_id(output))
         if isinstance(output, tuple | list):
@@ -148,7 +148,7 @@ class UnitRecorder:
 
 
 class _Producers:
-    """Record of which unit first returned each value: later units may return it unchanged."""
+    """Record of the unit that first returned each value; later units may return the value unchanged."""
 
     def __init__(self) -> None:
         self._by_node: dict[Any, int] = {}
@@ -185,6 +185,6 @@ def returned_tensors(returned: Any) -> list[ReturnedTensor]:
 
 
 def _carries_gradients(call: _Call) -> bool:
-    """Check whether a unit's first argument carries gradients, so that a cut is possible before it."""
+    """Check whether a unit's first argument carries gradients, so that a cut before the unit is possible."""
     where, tensor, *_ = call.arguments[0] if call.arguments else (None, None)
     return where == 0 and tensor is not None and tensor.is_floating_point() and tensor.requires_grad

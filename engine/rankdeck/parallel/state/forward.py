@@ -180,7 +180,7 @@ class ForwardState(_StateTracker):
     """State of a module that processes a batch's chunks one after another; each forward and backward pass
     runs inside the context `chunk`.
 
-    The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward pass
+    The first chunk works on the module's own tensors. Each later chunk gets copies, and its backward pass
     gets the same copies again, because activation checkpointing changes state once more in the backward pass,
     as it does on one device.
     """
@@ -303,8 +303,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return the values of replica `index`, with buffers on the device of replica 0: all values if
-        `index` is 0, else only those of these `kinds`."""
+        """Return a replica's values, with buffers on the device of replica 0. For replicas other than
+        replica 0, return only values whose kind (such as "buffer") is in `kinds`."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]

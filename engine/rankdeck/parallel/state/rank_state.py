@@ -51,7 +51,8 @@ class CrossRankState:
     def merge(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
     ) -> Values:
-        """Merge the differing values into those that one device would have. All ranks call this together."""
+        """Return those of `values` that differ between ranks, merged into the values that one device would
+        have. All ranks call this together."""
         names = [name for name in self.differing_names if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
         small = [name for name in names if name not in large]
@@ -122,9 +123,9 @@ forward passes, if a layer is used twice or recomputed."""
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
     """Merge the final values of chunks that all started from `before`; chunk i has `samples[i]` samples.
 
-    Equal values count once, unless each chunk has added the number of its samples. Floating-point values are
-    averaged, weighted by samples; for other values that differ, the first value is used. Chunks of 0 samples
-    are ignored.
+    If every chunk has increased the value by its number of samples, the increases are added up. Otherwise, if
+    the values differ, floating-point values are averaged, weighted by samples, and for other types the first
+    value is used. Chunks of 0 samples are ignored.
     """
     pairs = [(value, n) for value, n in zip(values, samples, strict=True) if n] or [(values[0], 1)]
     values, samples = [value for value, _ in pairs], [n for _, n in pairs]

@@ -212,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the first of `plan.unsplit_attentions`, else a block left out of `plan.blocks`, or None."""
+    """Return the name of an unsplit attention layer, else of a block missing from `plan.blocks`, or None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -220,9 +220,9 @@ def _unsplit_attention(plan: SplitPlan) -> str | None:
 
 
 def _block_without_modules(plan: SplitPlan) -> str | None:
-    """Return a block that holds split layers directly, without a module around them.
+    """Return the name of a block that has split layers as direct children, or None.
 
-    With sequence_parallel, the block's code would get one rank's tokens, but its layers gather all tokens.
+    With sequence_parallel, its own code would get one rank's tokens, while its layers gather all tokens.
     """
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)
@@ -232,7 +232,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
     kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
     def way(name: str) -> tuple[str, bool] | None:
-        """Return how the weight `name` is split (a row-wise bias is not); None if its layer is not split."""
+        """Return a weight's name in its layer, and whether its dim 0 is split; None for an unsplit layer."""
         module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None

@@ -144,7 +144,8 @@ _KEY_VALUE_HEADS_TEXT = tr_noop(
 def _head_counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
 ) -> tuple[int, tuple[HeadCount, ...]]:
-    """Return the number of heads, and the module's own head counts with their values on one rank."""
+    """Return the number of heads of an attention module, and the module's attributes that depend on it, each
+    with its value on one rank."""
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(

@@ -163,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation between a unit's column-wise layers and its row-wise layer that needs
-    all features; None if it is unknown. All ranks call this together."""
+    """Return the name of the operation that needs all features, between a unit's column-wise layers and its
+    row-wise layer; None if it is unknown. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -220,7 +220,7 @@ def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
     """Return the vocabulary layers to split, if an embedding (by rows) and the output layer (by columns) have
-    the same vocabulary; also return the output layer's name if it is one of them.
+    the same vocabulary; also return the output layer's name if that layer is to be split.
 
     A tied weight is split under all its names or not at all.
     """
@@ -334,7 +334,7 @@ def _require_plain(name: str, module: nn.Module) -> None:
                 name=name,
             ),
             path="strategy.plan",
-            advice=phrase("Leave it out of the plan."),
+            advice=phrase("Leave the layer out of the plan."),
         )
 
 
@@ -347,13 +347,15 @@ def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> 
     if width % num_ranks:
         raise ModelError(
             phrase(
-                'strategy.plan: {name} as "{kind}" has width {width}, which is not divisible '
-                "by {num_ranks} ranks.",
+                'strategy.plan: {name} as a "{kind}" layer has width {width}, which is not divisible '
+                "by the number of ranks, {num_ranks}.",
                 name=name,
                 kind=kind,
                 width=width,
                 num_ranks=num_ranks,
             ),
             path="strategy.plan",
-            advice=phrase("Leave it out of the plan, or use a number of devices that divides its width."),
+            advice=phrase(
+                "Leave the layer out of the plan, or use a number of devices that divides its width."
+            ),
         )

@@ -46,8 +46,8 @@ input."""
 class SplitDifference:
     """Difference between a split model and the full model.
 
-    `error` is the error that the model's own code raised on the slices; if `is_outside` is true, it is the
-    name of a weight that was used outside of its layer. Without an error, values differ by up to `relative`
+    `error` is the error that the model's own code raised on the slices or, if `is_outside` is true, the name
+    of a weight that was used outside of its layer. If `error` is None, values differ by up to `relative`
     times the largest value.
     """
 
@@ -101,7 +101,10 @@ class SplitTrial:
             self._base, self._inputs, self._reference, self._tolerance = self._prepare(model, inputs)
 
     def _prepare(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
-        """Find the first trial mode in which executing the model twice gives the same finite values."""
+        """Find the first trial mode in which executing the model twice gives the same finite values.
+
+        Return the copy of the model, its inputs, its results and the tolerance in that mode.
+        """
         for way in _TRIAL_MODES:
             try:
                 base = _copy_with_values(model, way)
@@ -223,7 +226,7 @@ class _ThreadExchange:
 
 @contextlib.contextmanager
 def _isolated() -> Iterator[None]:
-    """Disable the caller's torch modes, and restore its random state afterwards."""
+    """Enter a context without the caller's torch modes; restore the caller's random state afterwards."""
     with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
 
@@ -332,9 +335,10 @@ def _is_finite(outcome: _Outcome) -> bool:
 
 
 def _relative_difference(reference: _Outcome, other: _Outcome) -> float:
-    """Return the largest difference, relative to the largest number of the tensor in which it occurs.
+    """Return the largest relative difference of any tensor: its largest difference / its largest value.
 
-    A gradient that is only rounding error is compared with the largest number of all tensors instead.
+    The divisor is at least 1 % of the largest value among all outputs or among all gradients, because a
+    gradient may be only rounding error.
     """
     if len(reference.outputs) != len(other.outputs) or len(reference.gradients) != len(other.gradients):
         return float("inf")

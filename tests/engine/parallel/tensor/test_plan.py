@@ -255,7 +255,7 @@ def test_an_invalid_user_plan_is_refused() -> None:
     with pytest.raises(ModelError, match="matches no linear layer") as refused:
         plan_from_patterns(gpt(), 2, {"blocks.0.feed_forward.upp": "column"})
     assert "blocks.0.feed_forward.up" in str(refused.value.advice)
-    with pytest.raises(ModelError, match="not divisible by 3"):
+    with pytest.raises(ModelError, match="not divisible by the number of ranks, 3"):
         plan_from_patterns(gpt(), 3, {"head.output": "column"})
     with pytest.raises(ModelError, match=r"splits a weight that is shared with embed\.token"):
         plan_from_patterns(gpt(tied=True), 2, {"head.output": "column"})
