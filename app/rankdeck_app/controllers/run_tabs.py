@@ -244,7 +244,9 @@ class RunTabs(QObject):
         call.finished.connect(answered)
 
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
-        """Make the run's resolved configuration (or the race's request) the draft, then call `then`."""
+        """Make the configuration of the run at `path` the draft, then call `then`.
+
+        For a race, this is the configuration that was requested."""
 
         def read() -> tuple[str, str]:
             file = RaceDir(path).request_file if is_race(path) else RunDir(path).config_file

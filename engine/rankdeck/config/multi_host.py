@@ -48,7 +48,7 @@ def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
         message = phrase(
             "hosts.min = {least}, but hosts.use lists only {n}.", least=hosts.min, n=len(hosts.use)
         )
-        advice = phrase("Use at most {n}.", n=len(hosts.use))
+        advice = phrase("Set hosts.min to at most {n}.", n=len(hosts.use))
         problems.append(Problem("hosts", message, path="hosts.min", advice=advice))
     for name, use in hosts.devices.items():
         path = f"hosts.devices.{name}"

@@ -1115,7 +1115,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "scaler-order",
         r"Attempting to unscale FP16 gradients",
-        meaning=tr_noop("The gradient scaler got a model whose weights are in fp16."),
+        meaning=tr_noop(
+            "The model's weights are in fp16, and so are their gradients, which the gradient scaler cannot "
+            "unscale."
+        ),
         advice=tr_noop(
             "Leave the weights in fp32 (remove model.half() or torch_dtype=float16), and use torch.autocast."
         ),

@@ -104,7 +104,7 @@ class TrainedModules:
         return next(iter(module.parameters()), None) is not None
 
     def is_norm(self, module: Any) -> bool:
-        """Check whether a module normalizes with running statistics."""
+        """Check whether a module is a batch or instance norm that tracks running statistics."""
         return isinstance(module, self._norms) and bool(module.track_running_stats)
 
     def is_mode_dependent(self, module: Any) -> bool:

@@ -1,9 +1,9 @@
 """Save a run at regular step intervals, on request, before a stop and at the end of the run; resume a run.
 
 The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
-reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. A dry run
-after the first step finds state that cannot be saved in any file. If a later save fails for a reason other
-than the disk, the run continues to its end and then fails. Read loop.py next.
+reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. After
+the first step, a dry run of a save detects state that can never be saved. If a later save fails for a reason
+other than the disk, the run continues to its end and then fails. Read loop.py next.
 """
 
 from __future__ import annotations

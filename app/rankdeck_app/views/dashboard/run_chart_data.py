@@ -170,9 +170,9 @@ def _prediction_text(data: VramBarsData) -> str:
 
 
 def time_range(run: RunView) -> TimeRange:
-    """Return the time range that every chart over time shows.
+    """Return the time range of all charts whose x axis is time.
 
-    This is the last minute, or the whole run if the run is over or viewed at an earlier time.
+    This is the last minute, or the whole run if it is over or if an earlier moment of it is viewed.
 
     The range moves once a second: laying out an axis in every frame costs more than drawing its curves.
     """

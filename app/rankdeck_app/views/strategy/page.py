@@ -316,7 +316,10 @@ def lengths_note(step: StepMovement) -> str:
             "operation counts and transfer lengths show bytes, not time."
         )
     overlap = tr("Steps overlap: each device uses data that was sent to it in the previous step.")
-    rest = tr("A device waits for data that this step does not send, so the rest of its step is omitted.")
+    rest = tr(
+        "A device waits for data that no device sends in this step, so the rest of that device's step is not "
+        "drawn."
+    )
     return " ".join([text, *[overlap] * step.overlaps, *[rest] * (not step.timeline.is_whole)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.run.collective_counts import CountDifference
 
@@ -42,17 +42,33 @@ def find_unequal_calls(context: RuleContext) -> Problem | None:
         "previous": previous,
     }
     if difference.calls[ranks[0]] < previous:
-        message = phrase(
-            "On rank {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
-            "Since then, the ranks' collectives have belonged to different steps, so their results are "
-            "wrong.",
+        message = plural_phrase(
+            tr_noop(
+                "On rank {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
+                "Since then, the ranks' collectives have belonged to different steps, so their results are "
+                "wrong."
+            ),
+            tr_noop(
+                "On ranks {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
+                "Since then, the ranks' collectives have belonged to different steps, so their results are "
+                "wrong."
+            ),
+            len(ranks),
             **values,
         )
     else:
-        message = phrase(
-            "On rank {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
-            "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
-            "results are wrong.",
+        message = plural_phrase(
+            tr_noop(
+                "On rank {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
+                "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
+                "results are wrong."
+            ),
+            tr_noop(
+                "On ranks {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
+                "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
+                "results are wrong."
+            ),
+            len(ranks),
             **values,
         )
     return make_finding(

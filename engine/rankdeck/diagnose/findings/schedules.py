@@ -24,8 +24,8 @@ def _scheduler_steps_often(event: events.Anomaly) -> Report:
     name = _scheduler_name(event)
     if event.numbers.get("accelerate"):
         advice = phrase(
-            "Multiply the schedule's length by accelerator.num_processes: the scheduler that "
-            "accelerator.prepare returns steps once per process. Or do not pass the scheduler to prepare."
+            "Multiply the schedule's length by accelerator.num_processes: after accelerator.prepare, a "
+            "scheduler steps once per process. Or do not pass the scheduler to prepare."
         )
     else:
         advice = phrase(

@@ -56,7 +56,7 @@ def cached_plan(
     patterns: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
-    """Return the plan stored in `analysis` for models of this kind, or make a plan and store it there."""
+    """Return the plan stored in `analysis`; if there is none, make a plan and store it there."""
     if analysis.plan is None:
         analysis.plan = make_plan(model, num_ranks, patterns, inputs)
     return analysis.plan
