@@ -13,6 +13,7 @@ off, because torch's allocator measures the memory there. Read memory/ledger.py 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -105,6 +106,15 @@ class MemoryTracker:
         elif self._num_steps > 2:  # The script's own mode was on top when the step ended.
             self.leave()
 
+    def pause(self) -> Any:
+        """Return a context in which the ledger observes nothing, unless the script has a mode of its own."""
+        ledger = self.ledger
+        if ledger is None or _num_modes(self._torch) != 1 or not ledger.is_on_top():
+            return contextlib.nullcontext()
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        return _disable_current_modes()
+
     def leave(self) -> bool:
         """Exit the ledger's mode; return whether that was possible."""
         if self._context is None:
@@ -144,7 +154,7 @@ _trackers: list[MemoryTracker] = []
 
 def install(torch: Any, session: RankSession) -> None:
     """Enable step tracking if the run requests it and the versions of Python and torch support it."""
-    if session.level not in ("full", "check"):
+    if not session.tracks_operations:
         return
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
     if sys.version_info < _MIN_PYTHON or version < _MIN_TORCH:
@@ -152,7 +162,7 @@ def install(torch: Any, session: RankSession) -> None:
         return
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    full = MemoryTracker(torch, session)
+    session.tracker = full = MemoryTracker(torch, session)
     _trackers.append(full)
     session.on_sampled_step.add(PART, full.on_sampled_step)
     session.on_fork.add(PART, full.leave)

@@ -111,7 +111,13 @@ class LossTracker:
             self.readings.pop()
 
     def _loss_of(self, tensors: Any) -> Any:
-        if not tensors or has_active_modes(self._torch):
+        if not has_active_modes(self._torch):
+            return self._sum_losses(tensors)
+        with self._session.pause_tracking():
+            return None if has_active_modes(self._torch) else self._sum_losses(tensors)
+
+    def _sum_losses(self, tensors: Any) -> Any:
+        if not tensors:
             return None
         for tensor in tensors:
             if tensor.numel() != 1:

@@ -2,9 +2,9 @@
 
 Weights, buffers, gradients and the last batch are examined: on a CPU right before the optimizer step whose
 loss was read; on a GPU, where a reading arrives later, before the next sampled step. Under full observation,
-a hook checks the outputs of all modules to find the first module in the step whose output is not finite,
-except in steps whose memory is tracked. Steps that a gradient scaler skips are not examined, because the
-scaler does not call the optimizer. Read losses.py and gradients.py first.
+a hook checks the outputs of all modules to find the first module in the step whose output is not finite.
+Steps that a gradient scaler skips are not examined, because the scaler does not call the optimizer. Read
+losses.py and gradients.py first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FiniteChecks:
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._tensor, self._session = torch, torch.Tensor, session
-        self._sees_all_steps = session.level == "full"
+        self._reads_all_steps = session.tracks_operations
         self._handle: Any = None
         self.forget()
 
@@ -69,7 +69,7 @@ class FiniteChecks:
         readings = []
         for reading in losses.readings:
             if type(reading) is UnsampledScalar:
-                if not (session.is_step_sampled or self._sees_all_steps):
+                if not (session.is_step_sampled or self._reads_all_steps):
                     return
                 reading = reading.read()
             readings.append(reading)
@@ -93,10 +93,11 @@ class FiniteChecks:
             self._is_pending = self._is_pending or value is PENDING
             if value is PENDING or value is None or math.isfinite(value):
                 continue
-            if not has_active_modes(self._torch) and not is_capturing(self._torch):
-                self._is_done = True
-                self._report(optimizer, number < self._num_losses, not isinstance(reading, PendingScalar))
-                self.stop()
+            with self._session.pause_tracking():
+                if not has_active_modes(self._torch) and not is_capturing(self._torch):
+                    self._is_done = True
+                    self._report(optimizer, number < self._num_losses, not isinstance(reading, PendingScalar))
+                    self.stop()
             return
 
     def _report(self, optimizer: Any, is_loss: bool, is_exact: bool) -> None:
@@ -164,10 +165,11 @@ class FiniteChecks:
         """Check the output of a module that trains."""
         if self._first is not None or self._is_done or not self._torch.is_grad_enabled():
             return
-        if module in self._masking or has_active_modes(self._torch):
+        if module in self._masking:
             return
-        if self._has_not_finite(output):
-            self._first = weakref.ref(module), not self._has_not_finite(inputs)
+        with self._session.pause_tracking():
+            if not has_active_modes(self._torch) and self._has_not_finite(output):
+                self._first = weakref.ref(module), not self._has_not_finite(inputs)
 
     def _has_not_finite(self, value: Any) -> bool:
         tensors = [value] if hasattr(value, "is_floating_point") else value
@@ -220,7 +222,7 @@ def install(torch: Any, session: RankSession) -> None:
     session.before_step.add(PART, checks.before_step)
     session.before_sampled_step.add(PART, checks.before_sampled_step)
     session.on_fork.add(PART, checks.forget)
-    if session.level != "full" or uses_compiler():
+    if not session.tracks_operations or uses_compiler():
         return
     checks.observe_modules()
     session.on_step.add(PART, checks.on_step)

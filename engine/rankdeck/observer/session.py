@@ -12,6 +12,7 @@ Parts use `emit`, `record_facts`, `report_anomaly`, `beat`, and what hooks.py of
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -52,6 +53,8 @@ class RankSession(PartHooks):
         self.level = environment.get("RANKDECK_OBSERVE") or "light"
         self.is_checked = self.level == "check"
         """Whether every check runs at every step, although that slows the script down."""
+        self.tracks_operations = self.level in ("full", "check")
+        """Whether the outputs of all modules are examined and the memory of a few steps is tracked."""
         self._heartbeat_page = environment.get("RANKDECK_HEARTBEAT")
         self.stack_signal: int | None = None
         self.losses: Any = None
@@ -66,6 +69,8 @@ class RankSession(PartHooks):
         """The ResumeChecks; None if loaded files are not checked."""
         self.finite: Any = None
         """The FiniteChecks; None if losses and gradients are not checked for NaN and infinity."""
+        self.tracker: Any = None
+        """The MemoryTracker; None if no steps are tracked operation by operation."""
         self.metric_buffer: Any = None
         """Values that the script logged (metrics.py)."""
         self._reset()
@@ -133,6 +138,10 @@ class RankSession(PartHooks):
             self._early_events.append((kind, fields))
         else:
             file.write(kind, {"rank": file.rank, **fields})
+
+    def pause_tracking(self) -> Any:
+        """Return a context in which the memory ledger observes nothing; modes of the script stay active."""
+        return contextlib.nullcontext() if self.tracker is None else self.tracker.pause()
 
     def record_facts(self, **facts: Any) -> None:
         """Record fields of events.Observed; whenever one changes, the whole event is reported again."""

@@ -55,6 +55,17 @@ def _script(
     return _SCRIPT.format(head=head, data=data, loss=loss, before=before, rate=rate)
 
 
+_COUNTING_MODE = """
+import torch
+from contextlib import nullcontext
+from torch.utils._python_dispatch import TorchDispatchMode
+class Counting(TorchDispatchMode):
+    count = 0
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+mode = Counting()
+"""
 _LATE_LOG = "self.linear(hidden).abs() if step != 5 else (self.linear(hidden) - 99).log()"
 _SCRIPTS = {
     "batch": _script(data="x[17, 3] = float('nan')"),
@@ -117,7 +128,27 @@ def test_finite_trainings_are_not_reported(processes: dict[str, ObservedProcess]
     assert processes[name].events_of_type(events.Anomaly) == []
 
 
-def test_full_observation_names_the_first_module(tmp_path: Path) -> None:
-    event = _report(observe_script(_script(_LATE_LOG.replace("5", "8")), tmp_path, level="full"))
+@pytest.mark.parametrize("level", ["full", "check"])
+@pytest.mark.parametrize("step", [4, 5, 8])
+def test_full_observation_names_the_first_module(tmp_path: Path, step: int, level: str) -> None:
+    """In steps 4 and 5, the memory ledger's mode is active."""
+    event = _report(observe_script(_script(_LATE_LOG.replace("5", str(step))), tmp_path, level=level))
     # Not the mask, whose output is infinite in healthy steps too; its input was finite.
-    assert (event.step, event.names, event.numbers["module"]) == (8, ["head (Head)"], 2)
+    assert (event.step, event.names, event.numbers["module"]) == (step, ["head (Head)"], 2)
+
+
+def test_a_mode_of_the_script_meets_no_operation_of_the_observer(tmp_path: Path) -> None:
+    """In step 4, two modes are active: the memory ledger's and the script's, which counts operations."""
+    script = (
+        _script(_LATE_LOG.replace("5", "4"))
+        .replace("import torch\n", _COUNTING_MODE, 1)
+        .replace(
+            "    out = net(a)\n    loss",
+            "    with mode if step == 4 else nullcontext():\n      out = net(a)\n      loss",
+        )
+        + "print(mode.count)"
+    )
+    observed = observe_script(script, tmp_path, level="full")
+    alone = observe_script(script, tmp_path, level="none")
+    assert observed.status == alone.status == 0, observed.stderr
+    assert observed.stdout == alone.stdout and int(alone.stdout) > 0
