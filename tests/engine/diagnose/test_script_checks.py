@@ -367,6 +367,33 @@ def test_a_script_whose_loss_becomes_nan_is_found(tmp_path: Path, divided: bool)
     assert ("Divide each loss by 8" in (problem.advice or "")) is not divided
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_rank_that_passes_its_nan_on_is_blamed(tmp_path: Path, first: int) -> None:
+    """The other rank gets weights that are not finite with the average of the gradients."""
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    for rank in (0, 1):
+        run.observe_rank(rank, not_finite=4, world_size=2)
+        run.write_step_line(rank, 1, [1.0, 8.0, 64.0, None, None], lr=0.06, grad_norm=3.0)
+        numbers = {"loss": 1.0, "weights": 0.0 if rank == first else 6.0, "examined": 4.0}
+        run.writer(f"rank-{rank}").write(
+            events.Anomaly(rank=rank, code="not-finite", step=4, numbers=numbers)
+        )
+    problem = _findings(run)["loss-not-finite"]
+    assert problem.message.endswith(f"first on rank {first}.") and problem.rank == first
+
+
+def test_no_rank_is_blamed_alone_if_the_first_step_is_unclear(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    for rank in (0, 1):
+        run.observe_rank(rank, not_finite=5, world_size=2)
+        run.write_step_line(rank, 1, [1.0, 8.0, None, None, None], lr=0.06)
+    problem = _findings(run)["loss-not-finite"]
+    assert problem.message == "The loss became NaN or infinite between steps 3 and 5, on ranks 0, 1."
+    assert problem.rank is None
+
+
 @pytest.mark.parametrize(
     ("names", "numbers", "evidence", "advice"),
     [

@@ -7,6 +7,7 @@ which values are not finite, and does so only once: see observer/not_finite.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
@@ -22,29 +23,44 @@ def find_loss_not_finite(context: RuleContext) -> Problem | None:
     step = script.first_nonfinite_step
     if step is None or context.attempt is None:
         return None
-    rank = min(rank for rank, observation in script.observations.items() if observation.not_finite == step)
+    ranks = sorted(rank for rank, observed in script.observations.items() if observed.not_finite == step)
     examined = [event for events_ in script.anomalies.get("not-finite", {}).values() for event in events_]
-    event = min(examined, key=lambda event: (event.step, event.rank), default=None)
+    event = min(examined, key=_order_by_cause, default=None)
     # The observer records losses of sampled steps, but on a CPU it reads all of them.
     if event is not None and event.numbers.get("loss") and event.step <= step:
-        step, rank = event.step, event.rank
+        step, ranks = event.step, [event.rank]
+    rank = ranks[0]
     undivided = script.anomalies.get("accumulation-not-divided", {}).get(rank)
     last, values = _values_before(context, step, event)
     is_exact = last >= step - 1 or (event is not None and event.numbers.get("exact"))
     return make_finding(
         "loss-not-finite",
-        phrase("The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=rank)
-        if is_exact
-        else phrase(
-            "The loss became NaN or infinite between steps {since} and {step}, first on rank {rank}.",
-            since=last + 1,
-            step=step,
-            rank=rank,
-        ),
+        _describe_start(step, None if is_exact else last + 1, ranks),
         None if event is None else context.rank_evidence(event.rank, _describe(event)),
         context.rank_evidence(rank, values) if values else None,
         advice=_advise(step, int(undivided[0].numbers.get("backwards", 0)) if undivided else 0, event),
-        rank=rank,
+        rank=rank if is_exact or len(ranks) == 1 else None,
+    )
+
+
+def _order_by_cause(event: events.Anomaly) -> tuple[int, bool, int]:
+    """Order by step. Within a step, a rank whose weights are not finite received them from another rank."""
+    return event.step, bool(event.numbers.get("weights")), event.rank
+
+
+def _describe_start(step: int, since: int | None, ranks: Sequence[int]) -> str:
+    """Return the message; `since`: the first step that may be affected, None if it is `step`."""
+    if since is None:
+        return phrase(
+            "The loss is NaN or infinite from step {step} on, first on rank {rank}.", step=step, rank=ranks[0]
+        )
+    return plural_phrase(
+        tr_noop("The loss became NaN or infinite between steps {since} and {step}, first on rank {ranks}."),
+        tr_noop("The loss became NaN or infinite between steps {since} and {step}, on ranks {ranks}."),
+        len(ranks),
+        since=since,
+        step=step,
+        ranks=", ".join(map(str, ranks[:8])),
     )
 
 
