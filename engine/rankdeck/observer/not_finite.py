@@ -126,6 +126,8 @@ class FiniteChecks:
         first = self._first_module(model) if is_loss and not weights else []
         if first:
             numbers["module"] = 2.0 if self._first is not None and self._first[1] else 1.0
+        elif self._handle is not None and (session.is_step_sampled or parameters[0].device.type == "cpu"):
+            numbers["outputs"] = 0.0
         # A backward pass runs from the last layer to the first, so the last one is nearest to the cause.
         session.report_anomaly(
             "not-finite",

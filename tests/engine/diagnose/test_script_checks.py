@@ -404,6 +404,7 @@ def test_no_rank_is_blamed_alone_if_the_first_step_is_unclear(tmp_path: Path) ->
         (["a"], {"loss": 1, "weights": 1, "parameters": 6, "examined": 5}, "of step 5, 1 of 6", "Lower"),
         (["v"], {"loss": 1, "buffers": 1, "examined": 4}, "buffers are not finite: v", "log(0)"),
         ([], {"loss": 1, "batch": 0}, "weights and the batch of step 4 are finite", "log(0)"),
+        ([], {"loss": 1, "batch": 0, "outputs": 0}, "outputs of all modules are finite", "computes the loss"),
         ([], {"loss": 1, "examined": 4}, "all weights are finite", "log(0)"),
     ],
 )

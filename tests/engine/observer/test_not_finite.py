@@ -137,6 +137,15 @@ def test_full_observation_names_the_first_module(tmp_path: Path, step: int, leve
     assert (event.step, event.names, event.numbers["module"]) == (step, ["head (Head)"], 2)
 
 
+@pytest.mark.parametrize("level", ["light", "full"])
+def test_full_observation_reports_that_all_outputs_are_finite(tmp_path: Path, level: str) -> None:
+    """The mean over no sample is NaN; the model's outputs are finite."""
+    script = _script(loss="(out - b).square()[step == 4 and 4 or 0:].mean()")
+    event = _report(observe_script(script, tmp_path, level=level))
+    assert (event.step, event.numbers["weights"]) == (4, 0)
+    assert ("outputs" in event.numbers) is (level == "full")
+
+
 def test_a_mode_of_the_script_meets_no_operation_of_the_observer(tmp_path: Path) -> None:
     """In step 4, two modes are active: the memory ledger's and the script's, which counts operations."""
     script = (

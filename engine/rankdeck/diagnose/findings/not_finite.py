@@ -130,6 +130,12 @@ def _describe(event: events.Anomaly) -> str:
         )
     if number_of(event, "buffers"):
         return phrase("before step {step}, buffers are not finite: {names}", step=examined, names=names)
+    if "outputs" in event.numbers:
+        return phrase(
+            "the weights and the outputs of all modules are finite in step {step}: the value arose between the "
+            "outputs and the loss",
+            step=step,
+        )
     if "batch" in event.numbers:
         return phrase(
             "the weights and the batch of step {step} are finite: its forward pass produced the value",
@@ -160,6 +166,11 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
         return phrase(
             "Look for log(0), a division by 0, exp or fp16 values above 65504 in that module, and clamp "
             "their input."
+        )
+    if "outputs" in numbers and not numbers.get("weights"):
+        return phrase(
+            "Look for log(0), a division by 0, a mean over nothing, exp or fp16 values above 65504 where the "
+            "script computes the loss from the model's output, and clamp their input."
         )
     if numbers and not numbers.get("weights"):
         return phrase(
