@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
+from rankdeck.base.phrases import join_sentences, phrase, plural_phrase, tr_noop
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 from rankdeck.run.collective_counts import CountDifference
 
@@ -34,54 +35,55 @@ def find_unequal_calls(context: RuleContext) -> Problem | None:
     ranks = [rank for rank, num in difference.calls.items() if num != previous]
     if not ranks:
         return None
-    values: dict[str, object] = {
-        "name": difference.name,
-        "step": difference.step,
-        "ranks": ", ".join(map(str, ranks[:8])),
-        "num": difference.calls[ranks[0]],
-        "previous": previous,
-    }
-    if difference.calls[ranks[0]] < previous:
-        message = plural_phrase(
-            tr_noop(
-                "On rank {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
-                "Since then, the ranks' collectives have belonged to different steps, so their results are "
-                "wrong."
-            ),
-            tr_noop(
-                "On ranks {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous}). "
-                "Since then, the ranks' collectives have belonged to different steps, so their results are "
-                "wrong."
-            ),
-            len(ranks),
-            **values,
-        )
-    else:
-        message = plural_phrase(
-            tr_noop(
-                "On rank {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
-                "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
-                "results are wrong."
-            ),
-            tr_noop(
-                "On ranks {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
-                "{previous}). Since then, the ranks' collectives have belonged to different steps, so their "
-                "results are wrong."
-            ),
-            len(ranks),
-            **values,
-        )
     return make_finding(
         "collectives-out-of-step",
-        message,
+        _message(difference, previous, ranks),
         _totals(difference),
         _place(difference),
         advice=phrase(
             "Call {name} equally often on every rank in every step: look for an if, continue or return that "
             "depends on the rank or on its data. A rank that has nothing to add passes zeros.",
-            **values,
+            name=difference.name,
         ),
     )
+
+
+def _message(difference: CountDifference, previous: int, ranks: Sequence[int]) -> str:
+    # The ranks may differ by different numbers of calls; the first of them stands for all.
+    num = difference.calls[ranks[0]]
+    if num < previous:
+        texts = (
+            tr_noop(
+                "On rank {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous})."
+            ),
+            tr_noop(
+                "On ranks {ranks}, a call of {name} is missing in step {step} ({num} instead of {previous})."
+            ),
+        )
+    else:
+        texts = (
+            tr_noop(
+                "On rank {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
+                "{previous})."
+            ),
+            tr_noop(
+                "On ranks {ranks}, there is an additional call of {name} in step {step} ({num} instead of "
+                "{previous})."
+            ),
+        )
+    message = plural_phrase(
+        *texts,
+        len(ranks),
+        ranks=", ".join(map(str, ranks[:8])),
+        name=difference.name,
+        step=difference.step,
+        num=num,
+        previous=previous,
+    )
+    consequence = phrase(
+        "Since then, the ranks' collectives have belonged to different steps, so their results are wrong."
+    )
+    return join_sentences([message, consequence])
 
 
 def _totals(difference: CountDifference) -> Evidence:

@@ -132,8 +132,8 @@ def _describe(event: events.Anomaly) -> str:
         return phrase("before step {step}, buffers are not finite: {names}", step=examined, names=names)
     if "outputs" in event.numbers:
         return phrase(
-            "the weights and the outputs of all modules are finite in step {step}: the value arose between the "
-            "outputs and the loss",
+            "the weights and the outputs of all modules are finite in step {step}: the value arose between "
+            "the outputs and the loss",
             step=step,
         )
     if "batch" in event.numbers:
