@@ -191,6 +191,7 @@ def _wrap_collective(
                 calls.add(name, num_bytes, seconds)
                 counts.add(name, calling_frame, (*args, *kwargs.values()))
                 session.synced_bytes += num_bytes or 0
+                session.on_collective.call(name)
             except Exception as error:
                 session.disable_part(PART, error)
 

@@ -9,6 +9,7 @@ The events, in which the leading optimizer is the one whose steps count as steps
     on_first_step(optimizer)     this optimizer's first step starts
     before_step(optimizer, leads)  a step starts that is not nested in another; `leads`: the optimizer leads
     before_sampled_step(optimizer, leads, norm)  the same, in a sampled step; `norm`: gradient norm or None
+    on_collective(name)          the script has called a collective of torch.distributed
     on_step(optimizer)           a step of the leading optimizer has ended
     on_some_step(optimizer)      the same, but only every fourth step
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
@@ -73,6 +74,7 @@ class PartHooks:
         self.on_first_step = self._add_hooks()
         self.before_step = self._add_hooks()
         self.before_sampled_step = self._add_hooks()
+        self.on_collective = self._add_hooks()
         self.on_step = self._add_hooks()
         self.on_some_step = self._add_hooks()
         self.on_sampled_step = self._add_hooks()

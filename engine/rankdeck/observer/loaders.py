@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 
-from . import labels, repeats, sampling
+from . import labels, padded_evaluations, repeats, sampling
 from .epochs import NUM_FIRST_BATCHES, PART, EpochTracker
 from .frames import drop_own_frame
 
@@ -52,7 +52,9 @@ class LoaderTracker:
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
         self._tensor, self._grad_enabled = torch.Tensor, torch.is_grad_enabled
-        self._sampling = sampling.SamplingChecks(session)
+        self._padding = padding = padded_evaluations.PaddingCheck(session)
+        self._on_evaluation = session.wrap_part(padded_evaluations.PART, padding.on_evaluation)
+        self._sampling = sampling.SamplingChecks(session, self._on_evaluation)
         self._on_evaluation_batch = session.wrap_part(sampling.PART, self._sampling.on_evaluation_batch)
         self._on_training_iterator = session.wrap_part(sampling.PART, self._sampling.on_training_iterator)
         self._record_length = session.wrap_part(sampling.PART, self._sampling.on_epoch_end)
@@ -77,7 +79,7 @@ class LoaderTracker:
 
     def forget(self) -> None:
         self._iterators: dict[int, _LoaderIterator] = {}
-        for checks in (self._epochs, self._sampling, self.labels, self.repeats):
+        for checks in (self._epochs, self._sampling, self._padding, self.labels, self.repeats):
             checks.forget()
 
     def _add_iterator(self, iterator: Any) -> _LoaderIterator:
@@ -92,6 +94,8 @@ class LoaderTracker:
                 self._on_batch_without_gradients(iterator)
             self._on_evaluation_batch(iterator)
             return
+        if self._padding.is_evaluating:
+            self._session.call_part(padded_evaluations.PART, self._padding.on_training)
         feed = self._iterators.get(id(iterator))
         if feed is None or feed.ref() is not iterator:
             feed = self._add_iterator(iterator)
@@ -138,6 +142,7 @@ class LoaderTracker:
             feed.is_trained_on_now = False  # Persistent workers keep an iterator for the next pass.
         elif feed is not None and not feed.is_trained_on and len(feed.pending) > 1:
             feed.pending.clear()
+            self._on_evaluation(iterator)
         if feed is not None:
             feed.checks, feed.active_checks = None, []
 

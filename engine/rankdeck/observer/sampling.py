@@ -11,6 +11,7 @@ import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .session import RankSession
@@ -38,8 +39,9 @@ _SEEDING_NAMES = {
 class SamplingChecks:
     """Checks the dataset and the sampler of each new training loader and of the first evaluation loaders."""
 
-    def __init__(self, session: RankSession) -> None:
-        self._session = session
+    def __init__(self, session: RankSession, on_evaluation: Callable[[Any], None]) -> None:
+        """`on_evaluation` is called with each iterator that starts an evaluation."""
+        self._session, self._on_evaluation = session, on_evaluation
         self.forget()
 
     def forget(self) -> None:
@@ -71,6 +73,7 @@ class SamplingChecks:
         if self._evaluated is not None and self._evaluated() is iterator:
             return
         self._evaluated = weakref.ref(iterator)
+        self._on_evaluation(iterator)
         # Only the newest training set counts: the folds of a cross-validation overlap on purpose.
         is_examined = self._num_evaluations < _MAX_EVALUATIONS and 0 < self._num_trained <= _MAX_TRAINED
         if not is_examined:

@@ -188,6 +188,15 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "32 of the 40 evaluated samples are also training samples (80 %)",
         "Split once",
     ),
+    "evaluation-padded": (
+        "evaluation-padded",
+        {
+            "names": ["DistributedSampler"],
+            "numbers": {"names": 1, "repeated": 3, "evaluated": 41, "ranks": 4},
+        },
+        "An evaluation counts 3 of 41 samples twice.",
+        "Evaluate each sample once",
+    ),
 }
 
 

@@ -136,11 +136,33 @@ def _evaluation_on_training_samples(event: events.Anomaly) -> Report:
     )
 
 
+def _evaluation_padded(event: events.Anomaly) -> Report:
+    return (
+        phrase(
+            "An evaluation counts {repeated} of {evaluated} samples twice.",
+            repeated=number_of(event, "repeated"),
+            evaluated=number_of(event, "evaluated"),
+        ),
+        phrase(
+            "DistributedSampler repeats samples until all {ranks} ranks have equally many, and this line "
+            "adds up the ranks' results",
+            ranks=number_of(event, "ranks"),
+        ),
+        # The ranks' numbers of samples then differ, so their means must not be averaged.
+        phrase(
+            "Evaluate each sample once: use Subset(dataset, range(rank, len(dataset), world_size)) without a "
+            "DistributedSampler, and add up the sums and the numbers of samples of the ranks. Or gather the "
+            "predictions, and drop those after the first len(dataset)."
+        ),
+    )
+
+
 _ROWS: tuple[AnomalyRow, ...] = (
     ("labels-constant", ("labels-constant",), _labels_constant),
     ("repeated-by-workers", ("repeated-by-workers",), _repeated_by_workers),
     ("batches-of-one-class", ("batches-of-one-class",), _batches_of_one_class),
     ("evaluation-on-training-samples", ("evaluation-on-training-samples",), _evaluation_on_training_samples),
+    ("evaluation-padded", ("evaluation-padded",), _evaluation_padded),
     (
         "workers-draw-the-same",
         ("generator-copied-to-workers", "equal-batches-of-workers"),
