@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 PART = "padding"
-_MIN_SHARE = 0.001
+_MIN_SHARE = 0.005
 """Smallest reported share of repeated samples among the evaluated ones."""
 _REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce")
 

@@ -58,6 +58,7 @@ PARTS = (
     ("torch.utils.data.dataloader", "samples", "loaders", "install"),
     ("torch", "stacks", "stacks", "install"),
     ("torch.nn.parallel.distributed", "wrapper", "wrappers", "install_ddp"),
+    ("torch.nn.parallel.distributed", "inputs", "model_inputs", "install"),
     ("torch.nn.parallel.data_parallel", "wrapper", "wrappers", "install_dp"),
     ("torch.distributed.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch.distributed._composable.fsdp", "wrapper", "wrappers", "install_fsdp"),

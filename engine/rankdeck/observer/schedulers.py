@@ -87,6 +87,8 @@ class ScheduleChecks:
         """Number of steps at the last rate before 0."""
         self._zero_counter: int | None = None
         """Counter of the scheduler in the first step at a rate of 0."""
+        self._is_zero = False
+        """Whether the rates of all groups have been 0 since step `_rate_since`."""
         self._is_done = False
 
     def add(self, scheduler: Any) -> None:
@@ -112,7 +114,10 @@ class ScheduleChecks:
         if rate != self._rate:
             self._on_change(rate)
         has_decayed = self._plateau or not self._highest
-        if rate == 0 and has_decayed and all(self._read_rate(other) == 0 for other in optimizer.param_groups):
+        self._is_zero = bool(
+            rate == 0 and has_decayed and all(self._read_rate(g) == 0 for g in optimizer.param_groups)
+        )
+        if self._is_zero:
             self._check_zero()
 
     def find(self, optimizer: Any) -> _Schedule | None:
@@ -161,13 +166,16 @@ class ScheduleChecks:
         # A schedule that is stepped once per epoch stays at each rate, so 0 must last longer than the others.
         if num < max(_MIN_STEPS, _MIN_ZERO_SHARE * done, 2 * self._plateau):
             return
-        if not self._highest and num < _MIN_NEVER:
+        # At its end, the run itself shows that the rate was not about to rise.
+        if not self._highest and num < _MIN_NEVER and not session.is_ending:
             return
         self._is_done = True
         schedule = self._schedule
         ratio = self._ratio(self._zero_counter, since)
         if schedule is None or ratio is None:
-            session.report_anomaly("rate-zero", step=since, steps=session.step)
+            session.report_anomaly(
+                "rate-zero", step=since, steps=session.step, never=float(not self._highest)
+            )
             return
         is_often = ratio > 1 and ratio == round(ratio)
         self._report("scheduler-steps-often" if is_often else "rate-zero", since, ratio, 1.0)
@@ -203,6 +211,8 @@ class ScheduleChecks:
         """Report a per-step schedule that is advanced only once per epoch. At the end of the process, also
         report a schedule that ended early."""
         schedule, session = self._schedule, self._session
+        if session.is_ending and self._is_zero and not self._is_done:
+            self._check_zero()
         num_steps = session.step - session.first_step
         if schedule is None or schedule.length is None or num_steps < _MIN_STEPS:
             return

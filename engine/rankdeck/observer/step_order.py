@@ -197,7 +197,8 @@ class StepOrder:
 
     def _check_bypass(self) -> None:
         """Report a wrapper whose `forward` has never run although its parameters are trained."""
-        ddps = [ddp for ddp in (ref() for ref in self._session.models) if ddp and type(ddp).__name__ == _DDP]
+        # A compiled module has no truth value unless the module inside it has a length.
+        ddps = [ddp for ddp in (ref() for ref in self._session.models) if type(ddp).__name__ == _DDP]
         # Set by the first forward, but not by compiled code.
         run_ids = {id(p) for ddp in ddps if getattr(ddp, "_lazy_init_ran", True) for p in ddp.parameters()}
         is_bypassed = any(

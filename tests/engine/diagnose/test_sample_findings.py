@@ -52,6 +52,7 @@ def _ranks(
         ([_sampler(0), _sampler(1)], "aa", "the dataset returns the same samples", "different seed"),
         ([_sampler(0), _RANDOM], "aa", "Only some of their samplers", "on every rank"),
         ([{}, {}], "aa", "work of a single rank.", "DistributedSampler(dataset)"),
+        ([{"drawn": True}] * 2, "aa", "draws its batches itself", "seed + dist.get_rank()"),
     ],
 )
 def test_ranks_with_the_same_samples_are_found_with_the_cause(
@@ -83,6 +84,7 @@ def test_the_evidence_names_the_sampler(tmp_path: Path) -> None:
         ([_sampler(0, 1), _sampler(0, 1)], "ab", {}),  # augmented, or parts of its own on each rank
         ([_sampler(0, 1), _sampler(0, 1)], [None, None], {}),
         ([_RANDOM, _RANDOM], "ab", {}),
+        ([{"drawn": True}] * 2, "ab", {}),
         ([_sampler(0, seed=1), _sampler(1, seed=2)], "ab", {"wrapper": "fully_shard"}),
         ([_sampler(0, seed=1, shuffle=False), _sampler(1, seed=2, shuffle=False)], "ab", {}),
         ([_sampler(0, seed=1, kind="my:Own"), _sampler(1, seed=2, kind="my:Own")], "ab", {}),

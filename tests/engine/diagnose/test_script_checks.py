@@ -340,6 +340,18 @@ def test_an_anomaly_becomes_a_finding_with_evidence_and_cure(tmp_path: Path, ano
     assert problem.rank is None
 
 
+def test_a_rate_that_was_never_above_zero_is_found(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path)
+    run.start_script()
+    run.observe_rank(0)
+    numbers = {"names": 0.0, "steps": 52.0, "never": 1.0}
+    run.writer("rank-0").write(events.Anomaly(rank=0, code="rate-zero", step=1, numbers=numbers))
+    problem = _findings(run)["learning-rate-zero"]
+    assert problem.message == "The learning rate is 0 in every step: steps do not change the parameters."
+    assert problem.evidence[0].text == "in all parameter groups from step 1 to 52"
+    assert "step // warmup_steps" in (problem.advice or "")
+
+
 def test_unknown_anomalies_and_odd_ones_are_passed_over(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path)
     run.start_script()

@@ -59,7 +59,7 @@ _FAULTS = {
 }
 _HEALTHY = {
     "divisible": _script(num=40),
-    "few of many": _script(num=4001),
+    "few of many": _script(num=801),
     "dropped": _script(sampler="DistributedSampler(held_out, 4, 0, shuffle=False, drop_last=True)"),
     "an own order": _script(sampler="OwnSampler(held_out, 4, 0, shuffle=False)"),
     "a part per rank": _script().replace(

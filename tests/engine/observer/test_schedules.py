@@ -89,6 +89,13 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "never above zero": (
         _script("schedules.LambdaLR(optimizer, lambda n: min(1, (n + 1) // 1000))", 120), {"rate-zero"},
     ),
+    "never above zero in a short run": (
+        _script("None", 40, "", "groups", "0.0"), {"rate-zero"},
+    ),
+    "at zero for a few steps": (_script("None", 15, "", rate="0.0"), set()),
+    "half the groups at zero": (
+        _script("None", 40, _BY_HAND + "0.0; optimizer.param_groups[1]['lr'] = 0.1", "groups"), set(),
+    ),
     "halved in each step": (_script("schedules.StepLR(optimizer, 1, 0.5)", 90), {"rate-zero"}),
     "a long warm-up of epochs": (
         _script(

@@ -169,8 +169,9 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
         )
     if "outputs" in numbers and not numbers.get("weights"):
         return phrase(
-            "Look for log(0), a division by 0, a mean over nothing, exp or fp16 values above 65504 where the "
-            "script computes the loss from the model's output, and clamp their input."
+            "Look where the script computes the loss from the model's output: for a mean over nothing (an "
+            "empty mask, a batch whose labels are all ignored), log(0), a division by 0, or exp or fp16 "
+            "values above 65504."
         )
     if numbers and not numbers.get("weights"):
         return phrase(

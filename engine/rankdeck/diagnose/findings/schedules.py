@@ -60,6 +60,8 @@ def _scheduler_steps_often(event: events.Anomaly) -> Report:
 
 
 def _rate_zero(event: events.Anomaly) -> Report:
+    if event.numbers.get("never"):
+        return _rate_never_above_zero(event)
     length, counter = number_of(event, "length"), number_of(event, "counter")
     steps = number_of(event, "steps")
     name = _scheduler_name(event)
@@ -94,6 +96,21 @@ def _rate_zero(event: events.Anomaly) -> Report:
         phrase(
             "Make the schedule as long as the run: epochs * len(loader) steps, divided by the number of "
             "micro-batches per step. If its length is in epochs, call scheduler.step() once per epoch."
+        ),
+    )
+
+
+def _rate_never_above_zero(event: events.Anomaly) -> Report:
+    return (
+        phrase("The learning rate is 0 in every step: steps do not change the parameters."),
+        phrase(
+            "in all parameter groups from step {step} to {steps}",
+            step=event.step,
+            steps=number_of(event, "steps"),
+        ),
+        phrase(
+            "Check the lr that the optimizer gets, and the factor of its schedule: step // warmup_steps is 0 "
+            "during the whole warm-up, step / warmup_steps is not."
         ),
     )
 
