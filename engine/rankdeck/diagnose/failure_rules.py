@@ -190,6 +190,16 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "TORCH_DISTRIBUTED_DEBUG=INFO names them."
         ),
     ),
+    # Lightning replaces torch's message.
+    FailureRule(
+        "unused-parameters",
+        r"your LightningModule has parameters that were not used in producing the loss",
+        meaning=tr_noop("Some parameters of the LightningModule did not contribute to the loss."),
+        advice=tr_noop(
+            'Pass strategy="ddp_find_unused_parameters_true" to the Trainer, or remove the unused parameters '
+            "from the model."
+        ),
+    ),
     # torch names the parameter only with TORCH_DISTRIBUTED_DEBUG, which the observer sets.
     FailureRule(
         "ready-twice",

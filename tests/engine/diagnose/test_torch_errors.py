@@ -321,6 +321,8 @@ TEXTS = [
      "'out of memory'", "batch size"),
     ("unused-parameters", "RuntimeError", "Expected to have finished reduction in the prior iteration before "
      "starting.\nParameters which did not receive grad for rank 0: spare.bias\n", "spare.bias"),
+    ("unused-parameters", "RuntimeError", "It looks like your LightningModule has parameters that were not "
+     "used in producing the loss returned by training_step.", "ddp_find_unused_parameters_true"),
     ("ready-twice", "RuntimeError", "Expected to mark a variable ready only once. This error\nParameter at "
      "index 3 with name block.bias has been marked as ready twice.", "gradient of block.bias"),
     ("rank-missing", "RuntimeError", "DDP expects same model across all ranks, but Rank 0 has 6 params, "
