@@ -187,7 +187,7 @@ class DraftPlan(PlannerClient):
             self._request_soon()
 
     def plan_again(self) -> None:
-        """Drop the answers and plan now."""
+        """Drop the planner's answers so far, and plan again without delay."""
         self._clear_answers()
         self._check_trust(self._request)
 
