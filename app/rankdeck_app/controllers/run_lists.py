@@ -180,8 +180,7 @@ class RunLists(QObject):
         return focused
 
     def _update_selection_soon(self) -> None:
-        """Update the selection once the focus has settled. Keep the selection while a menu or the palette is
-        open."""
+        """Update the selection once the focus has settled, unless a menu or the palette is open then."""
         QTimer.singleShot(0, self, self._update_selection)
 
     def _update_selection(self) -> None:

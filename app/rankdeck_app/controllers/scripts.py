@@ -250,8 +250,8 @@ class Scripts(QObject):
             self._window.panel.show_tab("output")
 
     def _find_python(self, named_python: str, start: Callable[[Path], object]) -> None:
-        """Find the interpreter `named_python`, or the workspace folder's if this is empty, and call `start`
-        with its path. Show errors to the user."""
+        """Find the interpreter `named_python`, or the workspace folder's if the name is empty, and call
+        `start` with its path. Show errors to the user."""
         script = self._session.script
 
         def on_found(python: Path | None) -> None:

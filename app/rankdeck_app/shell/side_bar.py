@@ -275,7 +275,7 @@ class ActivityButton(QAbstractButton):
         self.update()
 
     def set_badge(self, count: int) -> None:
-        """Show a count on the icon; 0 removes it."""
+        """Show a count on the icon; 0 removes the count."""
         self._badge = count
         self.update()
 

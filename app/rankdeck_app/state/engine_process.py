@@ -363,7 +363,7 @@ class Engine(QObject):
         return launch
 
     def checkpoint(self, run: Path) -> EngineCall:
-        """Save a checkpoint of a running run; the call finishes when it is saved."""
+        """Save a checkpoint of a running run; the call finishes when the checkpoint is saved."""
         return self.call(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:

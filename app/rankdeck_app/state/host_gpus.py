@@ -58,7 +58,7 @@ class HostGpus(QObject):
         return [self.local, *(self._remote[name] for name in self._wanted_hosts() if name in self._remote)]
 
     def get(self, host: str) -> Gpus | None:
-        """Return the GPUs of a host; None if it is not observed."""
+        """Return the GPUs of a host; None if the host is not observed."""
         return self.local if is_local_host(host) else self._remote.get(host)
 
     def acquire(self, host: str) -> Gpus:

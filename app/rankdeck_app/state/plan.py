@@ -187,7 +187,7 @@ class DraftPlan(PlannerClient):
             self._request_soon()
 
     def plan_again(self) -> None:
-        """Drop the answers and plan now."""
+        """Drop the planner's answers so far, and plan again without delay."""
         self._clear_answers()
         self._check_trust(self._request)
 
@@ -244,7 +244,7 @@ class DraftPlan(PlannerClient):
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
 
     def _clear_answers(self) -> None:
-        """Drop the answers; rows keep their positions and become pending."""
+        """Drop the planner's answers so far; rows keep their positions and become pending."""
         self._debounce_timer.stop()
         self._stop_process()
         self._question = self.question

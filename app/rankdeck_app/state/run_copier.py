@@ -55,7 +55,7 @@ class RunCopier(QObject):
         return 0.0 if self._is_over else time.monotonic() - self._last_answer_s
 
     def update_outcome(self, outcome: str) -> None:
-        """Set the run's outcome; if the run is running, for example after a resume, copying is restarted."""
+        """Set the run's outcome; if the run is running but is not being copied, restart the copying."""
         if self._is_closed:
             return
         was_over, self._is_over = self._is_over, outcome != "running"
