@@ -230,8 +230,8 @@ class HostDevices(QWidget):
             self.stepper.set_texts(stepper_texts)
 
     def _show_reason(self, mode: str) -> None:
-        """Show the reason why there is no GPU or, if `mode` is "gpu" and the GPUs are simulated, a note about
-        that."""
+        """Show the reason why there is no GPU; if `mode` is "gpu" and the GPUs are simulated, show a note on
+        the simulation instead."""
         text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)
