@@ -192,7 +192,8 @@ _COLOR_ID = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
-    """Return the style sheet with every @id replaced by the colour that `hex_of` returns for the id."""
+    """Return the style sheet with every @id replaced by the colour that `hex_of` returns for the id. The
+    rules for `high_contrast` and `compact` are appended if set."""
     # A name may come from the settings; quotes and backslashes in it would break the style sheet.
     mono = ", ".join(f'"{_UNQUOTABLE_CHARACTERS.sub("", name)}"' for name in MONO_FAMILIES)
     # Before the colours are replaced, because @mono looks like a colour id.

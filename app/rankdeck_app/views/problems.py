@@ -63,7 +63,8 @@ def user_code_lines(problem: Problem) -> list[CodeLine]:
 
 
 def _named_location(problem: Problem) -> CodeLine | None:
-    """Return the file and line of a problem. Problems of older runs name them only in the message."""
+    """Return the file and line of a problem; None if they are not found. In older runs, only the problem's
+    message names them."""
     if problem.path and problem.line is not None and Path(problem.path).is_absolute():
         return CodeLine(problem.path, problem.line)
     match = _LOCATION.search(problem.message)

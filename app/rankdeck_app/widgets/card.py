@@ -280,7 +280,7 @@ class ChartCard(QWidget):
         return menu
 
     def add_action(self, menu: QMenu, text: str, act: Callable[[], object], command: str) -> QAction:
-        """Add a chart command to the menu, with its shortcut."""
+        """Add an entry to the menu that calls `act` and shows the shortcut of the chart command `command`."""
         keys = self.get_shortcut(f"chart.{command}")
         # Qt shows the text after a tab as the shortcut.
         return menu.addAction(f"{text}\t{keys}" if keys else text, act)

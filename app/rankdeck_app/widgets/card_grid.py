@@ -229,7 +229,7 @@ class CardGrid(QScrollArea):
 
 
 def _share_height(min_heights: Sequence[int], weights: Sequence[int], room: int) -> list[int]:
-    """Split the height `room` by weight so that no row gets less than its minimum."""
+    """Return the heights of the rows: `room` split by weight, with no row lower than its minimum."""
     heights: list[int] = []
     for index, (min_height, weight) in enumerate(zip(min_heights, weights, strict=True)):
         left = room - sum(heights)

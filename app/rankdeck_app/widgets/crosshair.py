@@ -155,8 +155,8 @@ def _readout_size(text: str) -> QSize:
 
 
 def _count_covered(box: QRectF, curves: Sequence[CurvePoints], taken: Sequence[QRectF]) -> int:
-    """Count the pixel columns of curves that the box would hide. A covered widget in `taken` counts as
-    1000."""
+    """Count the pixel columns of curves that the box would hide, plus 1000 for each rectangle in `taken` that
+    it would overlap."""
     # A covered widget counts more than any curve.
     hidden = sum(1000 for other in taken if box.intersects(other))
     columns = np.arange(np.floor(box.left()), np.ceil(box.right()) + 1)

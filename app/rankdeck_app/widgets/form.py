@@ -159,7 +159,8 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """A combo box that offers "auto" if the field is optional. If `editable`, the user can type a name."""
+    """A combo box that offers "auto" if the field is optional. If the row is `editable`, the user can also
+    type a value."""
 
     _mark_gap = 24  # left of the chevron
 

@@ -298,8 +298,8 @@ class MetricTable(Chart[MetricTableData]):
         return "" if row is None else self.data.rows[row].note
 
     def _value_text(self, cell: MetricCell, share: float) -> str:
-        """Return the curve's value at `share`, a fraction of the curve's width, preceded by the age of the
-        value."""
+        """Return the curve's value at `share`, a fraction of the curve's width, preceded by the time there
+        relative to the curve's right end."""
         x0, x1 = self.data.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)

@@ -155,7 +155,8 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def strategy_rows(draft: Draft) -> list[FormRow]:
-    """Return rows for the strategy's options, except for tables and for choices with only one value."""
+    """Return rows for the strategy's options, except for options that are tables or that allow only one
+    value."""
     rows = _make_option_rows(("strategy",), STRATEGIES, _get_use(draft, ("strategy",), "single"))
     rows = [row for row in rows if row.field.kind != "table"]
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]

@@ -300,7 +300,8 @@ class RunTableModel(QAbstractTableModel):
         return flags | Qt.ItemFlag.ItemIsEditable if is_name else flags
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """Request that a run be renamed; the new name is shown once it has been saved."""
+        """Request that a run be renamed, and return whether there is anything to rename. The new name is
+        shown once it has been saved."""
         row = self.rows[index.row()]
         if role != Qt.ItemDataRole.EditRole or isinstance(row, RunGroup) or value == row.title:
             return False

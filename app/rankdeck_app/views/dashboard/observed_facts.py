@@ -92,7 +92,7 @@ def _model(run: RunView, observed: events.Observed) -> Fact | None:
     texts = [word for word in candidates if word]
     more = [observed.model, observed.optimizer]
     more += [
-        tr("steps of the other optimizer {optimizer}: {count}", optimizer=name, count=count)
+        tr("steps of another optimizer, {optimizer}: {count}", optimizer=name, count=count)
         for name, count in observed.other_optimizers.items()
     ]
     if observed.skipped:

@@ -273,7 +273,7 @@ class RunPage(Page):
             self.grid.restore(self._layouts.get(kind))
 
     def _show_state(self) -> None:
-        """Update the tab's title, icon and buttons, which can be visible even when the page is not."""
+        """Update the tab's title, icon and buttons; the tab can be visible even when the page is not."""
         self._restore_layout()
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title

@@ -137,7 +137,8 @@ def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
 
 
 def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
-    """Return the texts with 'sampled' and `age` appended, then with only `age` appended, then unchanged."""
+    """Return the texts with 'sampled' and `age` appended, then with `age` appended, then unchanged; if `age`
+    is empty, return only the unchanged texts."""
     if not age:
         return tuple(texts)
     sampled = tr("sampled {age}", age=age)

@@ -19,7 +19,7 @@ from rankdeck_app.widgets.time_text import duration_text
 
 
 def stats(run: RunView) -> tuple[Stat, ...]:
-    """Return the cells of the strip."""
+    """Return the cells of the metric strip above a run's cards."""
     is_promised = bool(run.is_planned)
     cells = [] if run.has_no_steps and not is_promised else [_step_stat(run)]
     if cells and (is_promised or run.loss is not None or not run.is_over):

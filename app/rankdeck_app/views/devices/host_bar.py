@@ -19,8 +19,8 @@ _MARGINS = (16, 8, 16, 4)
 
 
 class HostBar(QWidget):
-    """A button per host; no buttons if there is only this machine. `on_pick` receives the host of the clicked
-    button, "" for this machine."""
+    """Row with a button per host, or no buttons if there is only this machine. `on_pick` is called with the
+    clicked button's host, "" for this machine."""
 
     def __init__(self, hosts: HostGpus, current_host: str, on_pick: Callable[[str], object]) -> None:
         super().__init__()

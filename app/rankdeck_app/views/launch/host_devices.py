@@ -133,8 +133,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """Return the GPUs that "all" selects: those that are not lost, have no duplicate UUID and are not
-        split into MIG instances, of which a run can use only one."""
+        """Return the GPUs that "all" selects: those that are not lost, share no UUID with another GPU and are
+        not split into MIG instances (a run can use only one MIG instance)."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 
@@ -230,8 +230,8 @@ class HostDevices(QWidget):
             self.stepper.set_texts(stepper_texts)
 
     def _show_reason(self, mode: str) -> None:
-        """Show the reason why there is no GPU or, if `mode` is "gpu" and the GPUs are simulated, a note about
-        that."""
+        """Show the reason why there is no GPU; if `mode` is "gpu" and the GPUs are simulated, show a note on
+        the simulation instead."""
         text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)

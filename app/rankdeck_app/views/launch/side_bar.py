@@ -161,7 +161,7 @@ class LaunchView(SideBarView):
             group.addButton(button)
             return button
 
-        what = tr("Train a model with a parallel strategy, planned before it runs")
+        what = tr("Train a model with a parallel strategy; memory is predicted before the start")
         self.configuration_button = segment(tr("Configuration"), what, partial(script.set_chosen, False))
         what = tr("Run your own script unmodified")
         self.script_button = segment(tr("Script"), what, partial(script.set_chosen, True))

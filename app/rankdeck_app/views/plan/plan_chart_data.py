@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of all bars: up to the capacity, or the largest total if `is_fitted` or no capacity is known."""
+    """Scale of all bars, from 0 to `end_bytes`; if `is_fitted`, the end can be below the capacity."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -125,8 +125,8 @@ class Scale:
 
 
 def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
-    """Return the scale. Bars that extend far beyond the capacity are cut off, so that the other bars are not
-    compressed."""
+    """Return the scale of the bars of `lines`; if `is_fitted`, it may end below the capacity. Bars that
+    extend far beyond the capacity are cut off, so that the other bars are not compressed."""
     devices = [device for line in lines for device in line.devices]
     largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
     capacities = [device.capacity_bytes for device in devices if device.capacity_bytes is not None]

@@ -250,7 +250,7 @@ def variant_label(variant: StrategyOptions) -> str:
 
 
 def step_data(step: StepMovement, card: StrategySpec) -> StepDrawingData:
-    """Return the drawing's data, or the reason why there is no drawing."""
+    """Return the drawing's data; without a timeline, they contain only the text to show in its place."""
     if step.line is None or step.timeline is None:
         return StepDrawingData(empty_text=_absence_text(step, card), is_pending=step.is_planning)
     formula = tr("{strategy} sends: {what}", strategy=tr(card.title), what=tr(card.communication))
