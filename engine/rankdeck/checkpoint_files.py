@@ -210,7 +210,7 @@ def data_checksum(data: bytes) -> str:
 
 
 def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
-    """Commit a checkpoint whose files are already on disk."""
+    """Write COMMIT. `listed` maps each file name to (bytes, checksum); the files must already be on disk."""
     body = json.dumps(listed, sort_keys=True)
     text = json.dumps({"files": listed, "checksum": data_checksum(body.encode())}, sort_keys=True)
     files.sync_to_disk(path)

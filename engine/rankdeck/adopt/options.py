@@ -220,8 +220,9 @@ def find_schedule(observation: ScriptObservation) -> Finding:
 
 
 def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
-    """Return schedules to compare with `rates`, the observed (step, learning rate) pairs. A warm-up ends at
-    the step with the largest rate or one step before it."""
+    """Return schedules to compare with `rates`, the observed (step, learning rate) pairs. If the first rate
+    is not the largest, some of the schedules have a warm-up, which ends at the step with the largest rate or
+    one step before it."""
     peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
     if peak != rates[0][0]:

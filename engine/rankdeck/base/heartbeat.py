@@ -73,7 +73,7 @@ def finished_phase(num_lost: int, error_number: int) -> str:
 
 
 def failed_phase(num_lost: int, error_number: int) -> str:
-    """Return the phase of a failed rank's last beat, which includes lost lines as in `finished_phase`."""
+    """Return the phase of a failed rank's last beat, with lost lines and errno as in `finished_phase`."""
     return "failed" + _lost_suffix(num_lost, error_number)
 
 

@@ -34,7 +34,7 @@ CPU_TIMES_NOTE = "These times are from this CPU. On GPUs, another strategy may b
 
 
 def race_introduction(race: Race) -> str:
-    """Return a sentence that announces the race: strategies, devices, steps, seed and expected duration."""
+    """Return text that announces the race: strategies, devices, steps, seed and expected duration."""
     count = len(race.unique_entries)
     what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices_text(race)}"
     text = f"{what}, {race.steps} steps each with seed {race.seed}, the first {race.warm_up_steps} not timed"

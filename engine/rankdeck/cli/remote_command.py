@@ -166,7 +166,8 @@ def _connection_error(host: str, command: str) -> MachineError:
 
 
 def _install_remotely(host: str, rest: Sequence[str]) -> int:
-    """Install this rankdeck on a host, and check that the installed rankdeck responds."""
+    """Install Rankdeck on a host, and wait until the installed rankdeck responds. `rest` has --python, if
+    set, and arguments for pip."""
     from rankdeck.remote.installer import install_on_host
     from rankdeck.remote.link import HostLink
 

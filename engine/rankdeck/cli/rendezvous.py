@@ -21,14 +21,15 @@ HostNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="SSH host names, as in box1,box2, or the number of hosts if you start each by hand.",
+        help="SSH host names, as in box1,box2, or the number of hosts if you run this command on each.",
         show_default=False,
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="On the first host, if you start each by hand: the address to listen on."
+        metavar="ADDRESS",
+        help="On the first host, if you run this command on each host: the address to listen on.",
     ),
 ]
 Join = Annotated[

@@ -209,7 +209,7 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
     """Return why it is unknown whether the runs have the same task; "" if their tasks can be compared."""
     if len({run.observed is None for run in runs}) > 1:
-        return phrase("some of the runs execute scripts, which may have another task")
+        return phrase("some of the runs execute scripts, whose tasks may be different")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
         return phrase("the configuration of at least one run cannot be read")
     return ""

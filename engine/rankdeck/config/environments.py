@@ -63,7 +63,7 @@ def is_rankdeck_environment(folder: Path) -> bool:
 
 
 def rankdeck_python() -> Path:
-    """Return the Python that Rankdeck runs with."""
+    """Return the path of the interpreter in which Rankdeck itself is running."""
     return Path(sys.executable)
 
 
