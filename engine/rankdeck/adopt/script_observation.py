@@ -190,7 +190,7 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
         raise NotAdoptableError(
             phrase("{run} uses LBFGS, which runs the model several times per step.", run=run.name),
             advice=phrase(
-                "Configurations support optimizers that need one backward pass per step: sgd, adam, adamw."
+                "Use an optimizer that needs one backward pass per step, such as sgd, adam or adamw."
             ),
         )
     if observation.world_size > 1 and lead.wrapper is None:

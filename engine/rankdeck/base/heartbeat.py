@@ -190,7 +190,7 @@ class HeartbeatReader:
         self.longest_gap_s = 0.0
 
     def read(self) -> Beat | None:
-        """Return the newest beat."""
+        """Return the newest beat; None before the first one."""
         if self._page is None:
             return self.last
         for number, step, at_s, longest_gap_s, phase, again in _BEAT.iter_unpack(self._page[self._slot]):

@@ -151,8 +151,8 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Check that a file can be written at this path. Call this before computing its contents, which takes
-    seconds.
+    """Check that a file can be written at this path. Call this before computing the file's contents, so that
+    an error is reported at once.
 
     Raises:
         ConfigError: the path is "-" or exists but is not a regular file, or its folder does not exist.

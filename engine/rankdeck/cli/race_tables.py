@@ -154,7 +154,8 @@ def _memory_table(timed: Iterable[RaceEntry]) -> Table:
 
 
 def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
-    """Yield (label, text) for everything that the tables lack; `with_failures` adds why entries failed."""
+    """Yield (label, text) for facts that the tables do not show; if `with_failures` is True, also for why
+    entries failed."""
     verdicts = race.verdicts
     if race.outcome == STOPPED:
         yield (

@@ -196,7 +196,8 @@ def _single_name(rest: Sequence[str]) -> str:
 
 
 def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
-    """Start a run in the background on a host, and follow the run's copy on this host."""
+    """Start a run in the background on a host, follow the run's copy on this host, and return the exit code.
+    `rest` are the arguments of `train`."""
     from rankdeck.remote.hosts import CommandResult
 
     output = bytearray()

@@ -170,7 +170,7 @@ def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 
 def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why losses cannot be compared; "" if the runs have the same task. Model sizes may differ."""
+    """Return why losses cannot be compared; "" if the tasks are the same, even if model sizes differ."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -189,8 +189,8 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Return why times or bytes cannot be compared; "" if the models are the same. Times and bytes of
-    different models do not show how the runs' strategies compare."""
+    """Return why metrics of this `kind`, which depend on the model, cannot be compared; "" if the models
+    are the same."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:

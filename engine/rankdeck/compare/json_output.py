@@ -88,7 +88,7 @@ def _difference_to_json(row: Difference, letters: Sequence[str]) -> dict[str, ob
 
 
 def _curve_to_json(line: LossCurve) -> dict[str, object]:
-    """Convert only the averages of a curve: `rankdeck export` provides the raw losses."""
+    """Convert a curve without its raw losses, which `rankdeck export` provides."""
     return {
         "at": _finite_values(line.average_x),
         "smoothed": _finite_values(line.average),

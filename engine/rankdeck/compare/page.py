@@ -302,7 +302,8 @@ def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport
 
 
 def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> str:
-    """Render the page of a run. `by` is the axis of the loss chart that is shown first."""
+    """Render the page of a run. `by` is the axis of the loss chart that is shown first; for `ran_out`, see
+    `write_report`."""
     comparison = compare_runs([run.run])
     return render_template(
         _REPORT_TEMPLATE,
