@@ -49,7 +49,7 @@ class Progress(msgspec.Struct):
     """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
     `values` are the merged values of all ranks; `own[r]` are the values of rank r that differ from these.
-    `lost` names the state that no file could store. Checkpoints of older versions have no extra state in
+    `lost` names the state that was not saved. Checkpoints of older versions have no extra state in
     `values` (`has_values_beside` is False).
     """
 
@@ -82,7 +82,7 @@ class Checkpoint:
         return decode_document(_progress.decode, files.read_bytes(self.path / PROGRESS, _MAX_PROGRESS_BYTES))
 
     def find_damage(self) -> Phrase | None:
-        """Compare every file with its checksum; return a description of the damage, or None."""
+        """Check the files against COMMIT; return a description of the first damage found, or None."""
         try:
             commit = _read_commit(self.path)
         except ValueError:

@@ -63,7 +63,7 @@ class RankSnapshot:
 
     `tensors` have names that all ranks share; `per_rank` are tensors of this rank alone. `json_values` are
     this rank's values as JSON, `remote_values` those of modules that other ranks run. `unsaved` names the
-    state that no file can store.
+    state that is not saved.
     """
 
     tensors: dict[str, Tensor]
