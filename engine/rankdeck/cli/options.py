@@ -122,8 +122,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset's name. Run names do not contain the
-    preset's name, because a run is named after what it trains."""
+    """Return the newest run whose command line contains this preset's name. The command line is searched
+    because a run is named after what it trains, not after its preset."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 

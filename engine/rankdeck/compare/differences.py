@@ -229,12 +229,12 @@ def _batch_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(batches) < 2:
         return ""
     sizes = ", ".join(map(str, batches))
-    return phrase("their steps have different sizes (global batch {sizes})", sizes=sizes)
+    return phrase("the steps of the runs have different sizes (global batch {sizes})", sizes=sizes)
 
 
 def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
     is_other = _are_different([run.value("step") for run in runs])
-    return phrase("they have completed different numbers of steps") if is_other else ""
+    return phrase("the runs have completed different numbers of steps") if is_other else ""
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
@@ -244,7 +244,7 @@ def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(sources) < 2:
         return ""
     return phrase(
-        "their memory values have different sources ({sources})", sources=join_phrases(sources, AND_TEMPLATE)
+        "the memory values have different sources ({sources})", sources=join_phrases(sources, AND_TEMPLATE)
     )
 
 

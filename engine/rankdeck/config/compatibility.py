@@ -91,7 +91,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
-        phrase("train.precision = fp16 needs CUDA: fp16 is slow on CPUs."),
+        phrase("train.precision = fp16 is supported only with CUDA, because fp16 is slow on CPUs."),
         {"train.precision": "bf16"},
         phrase('Set train.precision = "bf16" or "fp32", or use GPUs.'),
     ),
