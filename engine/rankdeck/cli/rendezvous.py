@@ -114,7 +114,7 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Print how other hosts can join the run, if `several` is the role of the run's first host."""
+    """Print how other hosts can join this attempt of the run, if `several` is the role of its first host."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:
