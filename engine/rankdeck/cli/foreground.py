@@ -276,7 +276,7 @@ class Keyboard:
         return self._saved_modes is not None
 
     def enter_raw_mode(self) -> None:
-        """If this command is in the foreground, switch the terminal to raw mode, to forward every key."""
+        """Switch the terminal to raw mode if this command is in the foreground, so that keys are forwarded."""
         # Changing the terminal from a background job would stop this command with SIGTTOU.
         if self.is_raw or not self._is_in_foreground():
             return

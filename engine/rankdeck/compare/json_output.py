@@ -15,8 +15,8 @@ from rankdeck.run.series import Floats
 
 
 def comparison_to_json(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> dict[str, object]:
-    """Convert a comparison to JSON values, with None for unknown values. `lines` are the runs' losses over the
-    axis `by`."""
+    """Convert a comparison to JSON values, with None for unknown ones. `lines` are the runs' losses over
+    the axis `by`."""
     letters = [comparison.letter(index) for index in range(len(comparison.runs))]
     return {
         "baseline": letters[comparison.baseline],
