@@ -276,7 +276,8 @@ class Keyboard:
         return self._saved_modes is not None
 
     def enter_raw_mode(self) -> None:
-        """Switch the terminal to raw mode if this command is in the foreground, so that keys are forwarded."""
+        """Switch the terminal to raw mode if this command is in the foreground, so that every key is
+        forwarded to the script."""
         # Changing the terminal from a background job would stop this command with SIGTTOU.
         if self.is_raw or not self._is_in_foreground():
             return
