@@ -49,7 +49,7 @@ class Progress(msgspec.Struct):
     """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
     `values` are the merged values of all ranks; `own[r]` are the values of rank r that differ from these.
-    `lost` names the state that no file could store. Checkpoints of older versions have no extra state in
+    `lost` names the state that was not saved. Checkpoints of older versions have no extra state in
     `values` (`has_values_beside` is False).
     """
 
@@ -82,7 +82,7 @@ class Checkpoint:
         return decode_document(_progress.decode, files.read_bytes(self.path / PROGRESS, _MAX_PROGRESS_BYTES))
 
     def find_damage(self) -> Phrase | None:
-        """Compare every file with its checksum; return a description of the damage, or None."""
+        """Check the files against COMMIT; return a description of the first damage found, or None."""
         try:
             commit = _read_commit(self.path)
         except ValueError:
@@ -210,7 +210,7 @@ def data_checksum(data: bytes) -> str:
 
 
 def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
-    """Commit a checkpoint whose files are already on disk."""
+    """Write COMMIT. `listed` maps each file name to (bytes, checksum); the files must already be on disk."""
     body = json.dumps(listed, sort_keys=True)
     text = json.dumps({"files": listed, "checksum": data_checksum(body.encode())}, sort_keys=True)
     files.sync_to_disk(path)

@@ -206,7 +206,7 @@ def test_a_detached_script_is_stopped_and_run_again(project: Path, monkeypatch: 
         in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
     )
     refused = rankdeck_in_process("resume", run.name, "--strategy", "ddp", exit_code=2).err
-    assert "resume starts it again, without changes" in refused
+    assert "resume starts again, without changes" in refused
     refused = rankdeck_in_process("resume", run.name, "--detach", exit_code=2).err
     assert f"{run.name} is running." in refused and f"rankdeck stop {run.name}" in refused
     assert rankdeck("stop", run.name, exit_code=0).out == f"{run.name}: stopped\n"

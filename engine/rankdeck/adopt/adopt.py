@@ -190,7 +190,7 @@ def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list
 
 
 def _global_batch(what: ScriptObservation, data: findings.DataFinding) -> int | None:
-    """Return the number of samples per step, summed across all ranks."""
+    """Return the number of samples per step, summed across all ranks; None if unknown."""
     batch = what.batch_size or data.batch_size
     return None if batch is None else batch * what.world_size * what.accumulate
 
@@ -355,7 +355,7 @@ def _named_nodes(source: ScriptSource, anywhere: bool) -> Iterator[tuple[ast.exp
 
 
 def _frozen_weight_location(script: ScriptFiles) -> str | None:
-    """Return where the script sets requires_grad to False."""
+    """Return where the script first sets requires_grad to False; None if it does not."""
     for source in script.sources:
         for node in ast.walk(source.tree):
             value = None

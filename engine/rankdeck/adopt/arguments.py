@@ -121,8 +121,8 @@ def _find_field(
     """Return the expression for field `name` of the object that `call` creates, and the file with that
     expression.
 
-    This is the argument of the call or, without one, the value that the class assigns to the field. `called`
-    is the dotted name of the class.
+    The expression is an argument of the call or, if none is passed for the field, the value that the class
+    assigns to it. `called` is the dotted name of the class.
     """
     for keyword in call.keywords:
         if keyword.arg == name:

@@ -39,7 +39,7 @@ class ScriptFiles:
 
 
 def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | None:
-    """Return an argument of a call, by name or by position `at`."""
+    """Return an argument of a call, by name or by position `at`; None if the call does not pass it."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value

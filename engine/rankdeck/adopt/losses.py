@@ -234,7 +234,7 @@ def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
 
 
 def _only_loss(script: ScriptFiles) -> Finding | None:
-    """Return the only torch loss in the script, if the script itself never calls backward."""
+    """Return the only torch loss that the script, which never calls backward itself, uses; otherwise None."""
     names_by_callable = {**_FUNCTIONS, **_CLASSES}
     calls = [(source, call) for source, call in script.calls(*names_by_callable)]
     names = {

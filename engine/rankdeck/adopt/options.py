@@ -220,8 +220,9 @@ def find_schedule(observation: ScriptObservation) -> Finding:
 
 
 def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
-    """Return schedules to compare with `rates`, the observed (step, learning rate) pairs. A warm-up ends at
-    the step with the largest rate or one step before it."""
+    """Return schedules to compare with `rates`, the observed (step, learning rate) pairs. If the first rate
+    is not the largest, some of the schedules have a warm-up, which ends at the step with the largest rate or
+    one step before it."""
     peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
     if peak != rates[0][0]:
@@ -264,7 +265,7 @@ def find_seed(script: ScriptFiles) -> Finding | None:
 
 
 def find_clip_norm(script: ScriptFiles) -> Finding | None:
-    """Return the maximum norm that gradients are clipped to."""
+    """Return the norm that gradients are clipped to; PLACEHOLDER if unknown, None without clipping."""
     for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
         name = (source.dotted_name(call.func) or "").rpartition(".")[2]
         option = _CLIPPING_TRAINERS.get(name)
@@ -305,7 +306,7 @@ def find_schedulers(script: ScriptFiles) -> list[str]:
 
 
 def find_compile(script: ScriptFiles) -> Finding | None:
-    """Return a note on where the script compiles its model."""
+    """Return a note on where the script calls torch.compile; None if it does not."""
     for source, call in script.calls("compile"):
         if source.dotted_name(call.func) == "torch.compile":
             return Finding(

@@ -115,10 +115,11 @@ def read_script(run: RunDir) -> ScriptConfig:
 
 
 def read_observation(run: RunDir) -> ScriptObservation:
-    """Read the run's events.
+    """Return the observations of the newest attempt in which optimizer steps were observed.
 
     Raises:
-        NotAdoptableError: the run is not a run of a script, or no configuration can reproduce it.
+        NotAdoptableError: the run is not a run of a script, has no observed optimizer step, or cannot be
+            reproduced by a configuration.
         ConfigError: the run's own files cannot be read.
     """
     script = read_script(run)
@@ -190,7 +191,7 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
         raise NotAdoptableError(
             phrase("{run} uses LBFGS, which runs the model several times per step.", run=run.name),
             advice=phrase(
-                "Configurations support optimizers that need one backward pass per step: sgd, adam, adamw."
+                "Use an optimizer that needs one backward pass per step, such as sgd, adam or adamw."
             ),
         )
     if observation.world_size > 1 and lead.wrapper is None:

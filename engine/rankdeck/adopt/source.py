@@ -185,8 +185,8 @@ class ScriptSource:
         return by_name
 
     def dotted_name(self, node: ast.AST) -> str | None:
-        """Return 'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; None for an expression that is not a
-        name.
+        """Return 'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss, and '().step' for a method of a result,
+        as in make().step; None for any other expression.
 
         A name that is not imported is returned as written.
         """
@@ -240,7 +240,8 @@ class ScriptSource:
         return not isinstance(statement, _HARMLESS) or self._has_training_call(statement)
 
     def _has_training_call(self, statement: ast.stmt) -> bool:
-        """Return whether the statement trains, or calls a function of this file that does."""
+        """Return whether the statement trains, sets up a process group or parses arguments, or calls a
+        function of this file that trains."""
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
             name = self.dotted_name(call.func) or ""
             if (

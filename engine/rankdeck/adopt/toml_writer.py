@@ -22,7 +22,7 @@ class TomlEntry:
 
 
 def format_toml(header_lines: Iterable[str], name: str, tables: Mapping[str, list[TomlEntry]]) -> str:
-    """Format the whole file: the header as comments, the name of the runs, and the tables."""
+    """Format the whole file: the header as comments, the `name` of runs with this file, and the tables."""
     lines = [*_comment_lines(header_lines), f"name = {format_inline(name)}"]
     for table, entries in tables.items():
         written = [line for entry in entries for line in _entry_lines(entry)]

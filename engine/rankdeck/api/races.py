@@ -47,9 +47,9 @@ def race(
 ) -> Raced:
     """Race all strategies that fit.
 
-    Every strategy that fits according to the plan (or every strategy in `only`) trains for `steps` steps from
-    the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` work
-    as in `train`.
+    Every strategy that fits according to the plan trains for `steps` steps from the same seed, one after
+    another on the same devices. `only` limits the race to some strategies, which take part even if their
+    memory cannot be predicted. `config`, `devices`, `overrides` and `runs` work as in `train`.
 
     If `wait` is True, return once the race is over. Until then, a line is printed for each entry if
     `progress` is True, and Ctrl-C stops the race, keeps its measurements and raises KeyboardInterrupt. If

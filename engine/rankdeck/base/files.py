@@ -165,7 +165,7 @@ def open_regular(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether another process holds a lock on a regular file."""
+    """Return whether another process has an exclusive lock on a file; False if it is no regular file."""
     try:
         handle = open_regular(path)
     except OSError:

@@ -73,7 +73,7 @@ def finished_phase(num_lost: int, error_number: int) -> str:
 
 
 def failed_phase(num_lost: int, error_number: int) -> str:
-    """Return the phase of a failed rank's last beat, which includes lost lines as in `finished_phase`."""
+    """Return the phase of a failed rank's last beat, with lost lines and errno as in `finished_phase`."""
     return "failed" + _lost_suffix(num_lost, error_number)
 
 
@@ -190,7 +190,7 @@ class HeartbeatReader:
         self.longest_gap_s = 0.0
 
     def read(self) -> Beat | None:
-        """Return the newest beat."""
+        """Return the newest beat; None before the first one."""
         if self._page is None:
             return self.last
         for number, step, at_s, longest_gap_s, phase, again in _BEAT.iter_unpack(self._page[self._slot]):

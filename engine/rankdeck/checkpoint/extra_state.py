@@ -175,8 +175,8 @@ class _Opaque:
 
 
 def _versions(value: object, depth: int = 3) -> Any:
-    """Return the version counters of a container's tensors; None for weights, which the checkpoint saves
-    anyway."""
+    """Return the ids and version counters of a container's tensors, in lists that are nested like the
+    container; None in place of weights, which the checkpoint saves anyway, and of other values."""
     if isinstance(value, Tensor):
         return None if isinstance(value, nn.Parameter) else (id(value), value._version)
     if depth and isinstance(value, Mapping):
@@ -187,8 +187,8 @@ def _versions(value: object, depth: int = 3) -> Any:
 
 
 def _contains_weights(value: object, depth: int = 3) -> bool:
-    """Return whether a container has weights as values or keys: loading the container would replace them
-    with other objects."""
+    """Return whether a container has weights as values or keys. If it does, it cannot be saved, because
+    loading it would replace the weights with other objects."""
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value

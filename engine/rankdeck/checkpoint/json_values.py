@@ -62,7 +62,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
-    """Reverse `to_json_value`. Tensors that were not on the CPU are moved to `device`, unless it is None."""
+    """Reverse `to_json_value`. Unless `device` is None, move tensors that were saved from a GPU to it."""
     if isinstance(plain, list):
         return [from_json_value(item, device) for item in plain]
     if not isinstance(plain, dict):
@@ -168,7 +168,7 @@ def _complex_metadata(name: str, metadata: TensorStorageMetadata) -> TensorStora
 def read_views(tensors: Mapping[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors to read a file into, by their names in the file; `stored` has all names in the file.
 
-    A tensor that the file stores as pairs of real numbers becomes a view of such pairs.
+    A complex tensor that the file stores as pairs of real numbers is returned as a real view, (..., 2).
 
     Raises:
         ValueError: the file has complex numbers for a real tensor.

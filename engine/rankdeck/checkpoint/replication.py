@@ -1,7 +1,7 @@
 """Copy a checkpoint's files, which several hosts write, to the hosts that lack them.
 
-Each host's ranks write their own files. Afterwards every host has all files, so if hosts are lost, the
-remaining ones can resume, even if only one is left. One rank per host takes part.
+The ranks of each host write their own files. Once these are copied, every host has all files, so if hosts are
+lost, the remaining ones can resume, even if only one is left. One rank per host takes part.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class HostLeaders:
         """Return the newest checkpoint of which every file is intact on at least one host, and notes on newer
         checkpoints that are damaged.
 
-        Afterwards each host has all files of that checkpoint.
+        Before returning, copy to each host the files of that checkpoint that the host lacks.
 
         Raises: OSError, if the checkpoint could not be copied to all hosts; ValueError, if a host lists a
         name that no checkpoint file can have.

@@ -170,7 +170,7 @@ class CheckpointStore:
         return sum(entry[0] for entry in files.values()), progress.lost
 
     def _run_on_all_ranks(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
-        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if a rank failed."""
+        """Call `act`; return all ranks' results. Raises: CheckpointError (about `step`) if a rank failed."""
         failure: SaveFailure | None = None
         answer: Any = None
         try:
@@ -272,7 +272,7 @@ class CheckpointStore:
         return answers
 
     def restore(self, checkpoint: Checkpoint, state: TrainingState) -> RestoreResult:
-        """Load the weights and optimizer state of a checkpoint of any layout into this rank's state.
+        """Load a checkpoint's weights and optimizer state, whatever its layout, into this rank's state.
 
         Raises: ConfigError if the checkpoint does not fit the model or the optimizer.
         """
@@ -345,7 +345,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn errors in the block into a ConfigError: the checkpoint does not match the model or optimizer."""
+    """Turn errors in the block into a ConfigError about a checkpoint of another model or optimizer."""
     try:
         yield
     except Exception as error:
@@ -391,7 +391,7 @@ def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _sizes(saved: RankSnapshot, rank: int) -> dict[str, int]:
-    """Return name -> bytes for all tensors; a shared tensor has one name on all ranks, so it counts once."""
+    """Return name -> bytes for all tensors; names of this rank's own tensors start with the rank."""
     sizes = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.per_rank.items()}
     return sizes | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
 

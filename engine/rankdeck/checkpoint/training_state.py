@@ -63,7 +63,7 @@ class RankSnapshot:
 
     `tensors` have names that all ranks share; `per_rank` are tensors of this rank alone. `json_values` are
     this rank's values as JSON, `remote_values` those of modules that other ranks run. `unsaved` names the
-    state that no file can store.
+    state that is not saved.
     """
 
     tensors: dict[str, Tensor]
@@ -340,7 +340,7 @@ def _group_by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-    """Load weights, buffers and extra state into the model; return the names that the checkpoint lacks."""
+    """Load a checkpoint's `tensors` and `values` into the model; return the names that they lack."""
     # The dictionary is torch's own, because it carries versions: without them batch norms add entries that
     # they lack.
     state_dict = module.state_dict()

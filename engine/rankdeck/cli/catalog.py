@@ -122,7 +122,7 @@ def adopt(
             phrase("{file} already exists.", file=file),
             code="exists",
             path=str(file),
-            advice=phrase("Choose another file with -o, or overwrite it with --force."),
+            advice=phrase("Choose another file with -o, or overwrite this file with --force."),
         )
     write_export(file, lambda target: target.write_text(adopted.text, encoding="utf-8"))
     if run.outcome() == "running":

@@ -41,7 +41,7 @@ def compare(
     by: Annotated[LossAxis, typer.Option(help="X axis of the loss curves.")] = LossAxis.STEP,
     page: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one HTML page instead; - is stdout."),
+        typer.Option("--html", metavar="FILE", help="Write an HTML page, not text; - is stdout."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -149,8 +149,8 @@ def _find_ref(name: str) -> RunRef:
 
 
 def _baseline_index(baseline: str, names: list[str], named: list[RunRef]) -> int:
-    """Return the index of the baseline among the runs. `names` are the runs as the user typed them, `named`
-    are the runs that these names refer to.
+    """Return the index of the baseline in `named`, the runs to compare; `names` are the same runs as the user
+    typed them.
 
     Raises:
         ConfigError: the baseline is not among the runs.

@@ -95,7 +95,10 @@ def doctor(
 def _local_checks(
     rows: Sequence[str] | None, python: str | None, runs: Path | None
 ) -> tuple[list[str], Iterator[CheckLine]]:
-    """Return the result rows' names in display order, and an iterator that runs the local checks."""
+    """Return the result rows' names in display order, and an iterator that runs the local checks.
+
+    `rows` are the rows that the user asked for; empty or None for all rows.
+    """
     from rankdeck.doctor.check_runner import build_checks, run_checks, select_checks
 
     names = set(rows or ())
@@ -105,7 +108,11 @@ def _local_checks(
 
 
 def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
-    """Return the result rows' names in display order, and an iterator that checks the hosts together."""
+    """Return the result rows' names in display order, and an iterator that checks the hosts together.
+
+    Raises:
+        ConfigError: there are fewer than two hosts, or `rows`, the checks that the user named, is not empty.
+    """
     from rankdeck.doctor.lines import HOST_ROW_TITLES
     from rankdeck.doctor.multi_host import check_hosts
 

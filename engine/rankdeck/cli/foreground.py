@@ -167,7 +167,7 @@ class _StdoutReaders:
         self._bytes_at_close: int | None = None
 
     def has_written_since_close(self) -> bool:
-        """Return whether the script has written output since the last reader went away."""
+        """Return whether the script has written output since the last reader of stdout closed the pipe."""
         if self._bytes_at_close is None:
             if any(event & select.POLLERR for _, event in self._poll.poll(0)):
                 self._bytes_at_close = self._log_bytes()
@@ -276,7 +276,8 @@ class Keyboard:
         return self._saved_modes is not None
 
     def enter_raw_mode(self) -> None:
-        """Switch the terminal to raw mode, to forward every key, if this command is in the foreground."""
+        """Switch the terminal to raw mode if this command is in the foreground, so that every key is
+        forwarded to the script."""
         # Changing the terminal from a background job would stop this command with SIGTTOU.
         if self.is_raw or not self._is_in_foreground():
             return

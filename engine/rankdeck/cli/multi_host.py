@@ -35,8 +35,8 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
 def resume_on_hosts(
     run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
 ) -> int:
-    """Resume an ended run on these hosts, and wait or detach like `train_on_hosts`; `argv` are further
-    arguments of `resume`."""
+    """Resume an ended run on these hosts; wait or detach, and return an exit code, as `train_on_hosts` does.
+    `argv` are further arguments of `resume`."""
     from rankdeck.remote.host_launcher import relaunch_on_hosts
 
     # The run's configuration is on the coordinator, so this host does not know whether it needs GPUs.

@@ -122,8 +122,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset's name. Run names do not contain the
-    preset's name, because a run is named after what it trains."""
+    """Return the newest run whose command line contains this preset's name. The command line is searched
+    because a run is named after what it trains, not after its preset."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 
@@ -151,8 +151,8 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Check that a file can be written at this path. Call this before computing its contents, which takes
-    seconds.
+    """Check that a file can be written at this path. Call this before computing the file's contents, so that
+    an error is reported at once.
 
     Raises:
         ConfigError: the path is "-" or exists but is not a regular file, or its folder does not exist.

@@ -46,7 +46,7 @@ def plan(
         bool, typer.Option("--fit-batch", help="Also find the largest global batch that fits.")
     ] = False,
     accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="Compare predicted and measured memory of all runs instead.")
+        bool, typer.Option("--accuracy", help="Compare predicted and measured memory of all past runs.")
     ] = False,
     movement: Annotated[
         bool, typer.Option("--movement", help="Also show the data moved between devices in one step.")
@@ -88,8 +88,8 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """Yield the lines; those of strategies that can run get the result of a comparison, on `num_devices`
-    virtual devices, with training on one device."""
+    """Yield the lines; first run every strategy that can run on `num_devices` virtual devices, and add to its
+    line how its results compare with those of training on one device."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig

@@ -25,7 +25,7 @@ _MAX_SIZES = 8
 
 
 class PlanOutput:
-    """Printer of plan lines as they are added; `close` prints the recommendation."""
+    """Printer of a plan: `add` prints a line, and `close` prints the recommendation."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json

@@ -93,7 +93,10 @@ def _multi_host_target(config: RunConfig) -> Target:
 def _host_target(
     config: RunConfig, host: str, use: str, gpus_or_error: list[GpuStatus] | MachineError
 ) -> Target:
-    """Build a host's target from the GPUs that it reports, as `_local_target` does for this machine."""
+    """Build a host's target from the GPUs that the host reports, as `_local_target` does for this machine.
+
+    `use` is the host's device selection. An error in place of the GPUs is raised, unless `use` is auto.
+    """
     selection = parse_devices(use)
     gpus = gpus_or_error if isinstance(gpus_or_error, list) else []
     # Before the error is raised: like this machine, a host without a driver rehearses under `auto`.

@@ -34,7 +34,7 @@ CPU_TIMES_NOTE = "These times are from this CPU. On GPUs, another strategy may b
 
 
 def race_introduction(race: Race) -> str:
-    """Return a sentence that announces the race: strategies, devices, steps, seed and expected duration."""
+    """Return text that announces the race: strategies, devices, steps, seed and expected duration."""
     count = len(race.unique_entries)
     what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices_text(race)}"
     text = f"{what}, {race.steps} steps each with seed {race.seed}, the first {race.warm_up_steps} not timed"
@@ -154,7 +154,8 @@ def _memory_table(timed: Iterable[RaceEntry]) -> Table:
 
 
 def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
-    """Yield (label, text) for everything that the tables lack; `with_failures` adds why entries failed."""
+    """Yield (label, text) for facts that the tables do not show; if `with_failures` is True, also for why
+    entries failed."""
     verdicts = race.verdicts
     if race.outcome == STOPPED:
         yield (

@@ -166,7 +166,8 @@ def _connection_error(host: str, command: str) -> MachineError:
 
 
 def _install_remotely(host: str, rest: Sequence[str]) -> int:
-    """Install this rankdeck on a host, and check that the installed rankdeck responds."""
+    """Install Rankdeck on a host, and wait until the installed rankdeck responds. `rest` has --python, if
+    set, and arguments for pip."""
     from rankdeck.remote.installer import install_on_host
     from rankdeck.remote.link import HostLink
 
@@ -195,7 +196,8 @@ def _single_name(rest: Sequence[str]) -> str:
 
 
 def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
-    """Start a run in the background on a host, and follow the run's copy on this host."""
+    """Start a run in the background on a host, follow the run's copy on this host, and return the exit code.
+    `rest` are the arguments of `train`."""
     from rankdeck.remote.hosts import CommandResult
 
     output = bytearray()

@@ -21,14 +21,15 @@ HostNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="SSH host names, as in box1,box2, or the number of hosts if you start each by hand.",
+        help="SSH host names, as in box1,box2, or the number of hosts if you run this command on each.",
         show_default=False,
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="On the first host, if you start each by hand: the address to listen on."
+        metavar="ADDRESS",
+        help="On the first host, if you run this command on each host: the address to listen on.",
     ),
 ]
 Join = Annotated[
@@ -113,7 +114,7 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Print how other hosts can join the run, if `several` is the role of the run's first host."""
+    """Print how other hosts can join this attempt of the run, if `several` is the role of its first host."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:

@@ -137,7 +137,7 @@ def _remove_torchrun_options(arguments: Sequence[str]) -> tuple[list[str], list[
 
 
 def _split_option(word: str) -> tuple[str, str, str]:
-    """Split "--tee=3", "-t=3" or "-t3" into name, "=" and value."""
+    """Split "--tee=3", "-t=3" or "-t3" into (name, "=", value); the last two are "" if there is no value."""
     if word[:2] in ("-t", "-r") and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
     name, equals, value = word.partition("=")

@@ -184,7 +184,7 @@ def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) 
 
 def _script_options_error(run: RunDir) -> ConfigError:
     return ConfigError(
-        phrase("{run} runs a script: rankdeck resume starts it again, without changes.", run=run.name),
+        phrase("{run} runs a script, which rankdeck resume starts again, without changes.", run=run.name),
         code="script",
         advice=phrase("Leave the options out, or start a new run with rankdeck run."),
     )

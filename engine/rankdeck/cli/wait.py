@@ -187,11 +187,14 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def warn_still_running(host: str, run: str = "") -> None:
-    """Print a warning that the run or the remote command may still be running on the host, and the command to
-    stop the run or to list the host's runs."""
+    """Print a warning that `run` may still be running on the host, and the command that stops it.
+
+    If `run` is empty, warn that the remote command may still be running, and print the command that lists
+    the host's runs.
+    """
     if run:
         message = phrase(
-            "{host} has not confirmed that the run has stopped, so it may still be running. To "
+            "{host} has not confirmed that the run has stopped, so the run may still be active. To "
             "stop it: rankdeck --host {host} stop {run}",
             host=host,
             run=run,

@@ -170,7 +170,7 @@ def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 
 def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why losses cannot be compared; "" if the runs have the same task. Model sizes may differ."""
+    """Return why losses cannot be compared; "" if the tasks are the same, even if model sizes differ."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -189,8 +189,8 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Return why times or bytes cannot be compared; "" if the models are the same. Times and bytes of
-    different models do not show how the runs' strategies compare."""
+    """Return why metrics of this `kind`, which depend on the model, cannot be compared; "" if the models
+    are the same."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -209,7 +209,7 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
     """Return why it is unknown whether the runs have the same task; "" if their tasks can be compared."""
     if len({run.observed is None for run in runs}) > 1:
-        return phrase("some of the runs execute scripts, which may have another task")
+        return phrase("some of the runs execute scripts, whose tasks may be different")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
         return phrase("the configuration of at least one run cannot be read")
     return ""
@@ -229,12 +229,12 @@ def _batch_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(batches) < 2:
         return ""
     sizes = ", ".join(map(str, batches))
-    return phrase("their steps have different sizes (global batch {sizes})", sizes=sizes)
+    return phrase("the steps of the runs have different sizes (global batch {sizes})", sizes=sizes)
 
 
 def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
     is_other = _are_different([run.value("step") for run in runs])
-    return phrase("they have completed different numbers of steps") if is_other else ""
+    return phrase("the runs have completed different numbers of steps") if is_other else ""
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
@@ -244,7 +244,7 @@ def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(sources) < 2:
         return ""
     return phrase(
-        "their memory values have different sources ({sources})", sources=join_phrases(sources, AND_TEMPLATE)
+        "the memory values have different sources ({sources})", sources=join_phrases(sources, AND_TEMPLATE)
     )
 
 

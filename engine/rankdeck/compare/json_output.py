@@ -15,7 +15,8 @@ from rankdeck.run.series import Floats
 
 
 def comparison_to_json(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> dict[str, object]:
-    """Convert a comparison. `lines` are the runs' losses over the axis `by`. Unknown values are None."""
+    """Convert a comparison to JSON values, with None for unknown ones. `lines` are the runs' losses over
+    the axis `by`."""
     letters = [comparison.letter(index) for index in range(len(comparison.runs))]
     return {
         "baseline": letters[comparison.baseline],
@@ -88,7 +89,7 @@ def _difference_to_json(row: Difference, letters: Sequence[str]) -> dict[str, ob
 
 
 def _curve_to_json(line: LossCurve) -> dict[str, object]:
-    """Convert only the averages of a curve: `rankdeck export` provides the raw losses."""
+    """Convert a curve without its raw losses, which `rankdeck export` provides."""
     return {
         "at": _finite_values(line.average_x),
         "smoothed": _finite_values(line.average),

@@ -87,8 +87,9 @@ def render_template(template: str, facts: Mapping[str, Any]) -> str:
 
 
 def loss_charts(states: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
-    """Return a loss chart for each axis on which there are losses, the axis to show first, and the charts'
-    size. If `has_letters` is False, the curves have no letters."""
+    """Return values for a template: under "charts", a loss chart for each axis on which there are losses;
+    under "by", the axis to show first; under "size", the charts' size. If `has_letters` is False, the curves
+    have no letters."""
     charts = {}
     for axis in AXES:
         lines = [loss_curve(state, step_axis(state, axis), 500) for state in states]
@@ -301,7 +302,8 @@ def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport
 
 
 def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> str:
-    """Render the page of a run. `by` is the axis of the loss chart that is shown first."""
+    """Render the page of a run. `by` is the axis of the loss chart that is shown first; for `ran_out`, see
+    `write_report`."""
     comparison = compare_runs([run.run])
     return render_template(
         _REPORT_TEMPLATE,

@@ -69,7 +69,7 @@ ERROR_SIGN_NOTE = tr_noop("+ means that the prediction exceeds the measurement")
 
 
 class RunReport(NamedTuple):
-    """Report of a run. `memory_source` is the source of the memory values."""
+    """Report of a run. `memory_source` is how the memory was measured; None if unknown."""
 
     metrics: list[SummaryMetric]
     devices: list[ReportedDevice]
@@ -222,7 +222,7 @@ def _overfitting_fixes(run: ComparedRun) -> Iterator[Fix]:
         return
     step = format_count(best.step)
     yield Fix(
-        phrase("Train for only {step} steps, or use stronger regularisation.", step=step),
+        phrase("Stop training after step {step}, or use stronger regularisation.", step=step),
         phrase(
             "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
             best=best.value,
@@ -246,7 +246,7 @@ def _next_command_fixes(run: ComparedRun) -> Iterator[Fix]:
         )
     elif files.is_regular(run.ref.run_dir.weights):
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
-        what, why = phrase("Export the run's weights."), phrase("They were saved when the run ended.")
+        what, why = phrase("Export the run's weights."), phrase("The weights were saved when the run ended.")
         yield Fix(what, why, command=command)
 
 

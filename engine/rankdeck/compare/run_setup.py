@@ -63,7 +63,7 @@ class RunSetup:
 
 
 def read_run_setup(at: RunRef) -> RunSetup:
-    """Read the setup from the current contents of the run's directory."""
+    """Read the setup of a run, or of a single attempt, from the run's directory."""
     run = at.run_dir
     is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
     return RunSetup(

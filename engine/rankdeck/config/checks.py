@@ -70,7 +70,7 @@ class ProblemReport:
         self.append(Problem(code, message, path=".".join(key_path), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
-        """Append a problem from another module, with the line of the problem's option in the file."""
+        """Append a problem, and set its line to that of its option in the file."""
         line = find_line(self.lines, tuple((problem.path or "").split(".")))
         self.problems.append(msgspec.structs.replace(problem, line=line))
 
@@ -140,7 +140,7 @@ class ProblemReport:
         if elsewhere is not None:
             advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:
-            none = phrase("There are no options to set here.")
+            none = phrase("Leave it out: there are no options to set.")
             advice = (
                 phrase("Valid names: {names}.", names=format_choices(field_names)) if field_names else none
             )
@@ -244,10 +244,10 @@ _TYPE_MESSAGES = {
 _TOO_SMALL = tr_noop("{option} = {value} is too small.")
 _TOO_LARGE = tr_noop("{option} = {value} is too large.")
 _BOUND_MESSAGES = {
-    "greater_than_equal": (_TOO_SMALL, tr_noop("Use at least {bound}."), "ge"),
-    "greater_than": (_TOO_SMALL, tr_noop("Use more than {bound}."), "gt"),
-    "less_than_equal": (_TOO_LARGE, tr_noop("Use at most {bound}."), "le"),
-    "less_than": (_TOO_LARGE, tr_noop("Use less than {bound}."), "lt"),
+    "greater_than_equal": (_TOO_SMALL, tr_noop("Choose a value of at least {bound}."), "ge"),
+    "greater_than": (_TOO_SMALL, tr_noop("Choose a value greater than {bound}."), "gt"),
+    "less_than_equal": (_TOO_LARGE, tr_noop("Choose a value of at most {bound}."), "le"),
+    "less_than": (_TOO_LARGE, tr_noop("Choose a value less than {bound}."), "lt"),
 }
 _LENGTH_MESSAGES = {
     "too_short": tr_noop("{option} = {value} has too few entries."),

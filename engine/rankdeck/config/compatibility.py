@@ -91,7 +91,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
-        phrase("train.precision = fp16 needs CUDA: fp16 is slow on CPUs."),
+        phrase("train.precision = fp16 is supported only with CUDA, because fp16 is slow on CPUs."),
         {"train.precision": "bf16"},
         phrase('Set train.precision = "bf16" or "fp32", or use GPUs.'),
     ),
@@ -195,8 +195,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and _has_explicit_sync(facts),
         phrase(
-            "strategy.static_graph applies only to torch's DistributedDataParallel; other sync modes "
-            "start after the backward pass and do not need a static graph."
+            "strategy.static_graph applies only to torch's DistributedDataParallel; with this strategy.sync, "
+            "gradients are synchronized after the backward pass, which does not need a static graph."
         ),
         {"strategy.static_graph": None},
         phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
@@ -244,8 +244,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.gradient_as_bucket_view",
         lambda facts: facts.is_enabled("gradient_as_bucket_view") and _has_explicit_sync(facts),
         phrase(
-            "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; other "
-            "sync modes build buckets after the backward pass and free them."
+            "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; with this "
+            "strategy.sync, buckets exist only during the synchronization after the backward pass."
         ),
         {"strategy.gradient_as_bucket_view": None},
         phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),

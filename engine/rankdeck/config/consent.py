@@ -149,9 +149,10 @@ def check_paths(config: RunConfig) -> None:
 
 
 def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
-    """Refuse code that is defined in `__main__`, which is a notebook or the running script.
+    """Check that `use`, the reference to code in `option`, does not name `__main__`, which is a notebook or
+    the running script: ranks cannot import code from there.
 
-    Raises: `error` for such a reference.
+    Raises: `error` if it names `__main__`.
     """
     module, _, name = use.rpartition(":")
     if module == "__main__":

@@ -63,7 +63,7 @@ def is_rankdeck_environment(folder: Path) -> bool:
 
 
 def rankdeck_python() -> Path:
-    """Return the Python that Rankdeck runs with."""
+    """Return the path of the interpreter in which Rankdeck itself is running."""
     return Path(sys.executable)
 
 
@@ -336,7 +336,7 @@ def _venv_site_folders(
 
 
 def _torch_version(folders: list[Path]) -> str | None:
-    """Return torch's version from the first torch-*.dist-info in Python's search order."""
+    """Return torch's version from the first torch-*.dist-info or .egg-info in Python's search order."""
     for folder in folders:
         for search_folder in [folder, *_pth_folders(folder)]:
             for pattern in ("torch-*.dist-info", "torch-*.egg-info"):

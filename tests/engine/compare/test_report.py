@@ -112,7 +112,7 @@ GIB = 2**30
         ({"bubble": 0.05, "bubble_theory": 0.04}, (), {}, ""),
         ({"wait": 0.4}, (), {}, "DataLoader more workers"),
         ({"wait": 0.02}, (), {}, ""),
-        ({"held_out": 1.2, "best_held_out": 1.0}, (), {}, "Train for only 7 steps"),
+        ({"held_out": 1.2, "best_held_out": 1.0}, (), {}, "Stop training after step 7"),
         ({"held_out": 1.01, "best_held_out": 1.0}, (), {}, ""),
         ({"step": 5}, (), {"outcome": "stopped"}, "newest checkpoint"),
     ],

@@ -53,7 +53,7 @@ def config_with(precision: str, strategy: str, devices: str) -> RunConfig:
 
 def test_fp16_needs_gpus_and_unsharded_gradients() -> None:
     assert config_with("fp16", "ddp", "gpu:0,1").train.precision == "fp16"
-    with pytest.raises(ConfigError, match="fp16 needs CUDA"):
+    with pytest.raises(ConfigError, match="fp16 is supported only with CUDA"):
         config_with("fp16", "ddp", "cpu:2")
     with pytest.raises(ConfigError, match="gradient scaler"):
         config_with("fp16", "fsdp", "gpu:0,1")
