@@ -515,7 +515,7 @@ class RankFailed(Event, tag="rank_failed"):
     """The failure of a rank, as the rank observed it; the supervisor names one cause for the whole run.
 
     `is_communication`: the exception is about other ranks (a closed connection, a timeout), so this rank most
-    likely failed because of another. `exit_code` is the rank's exit code.
+    likely failed because another rank did. `exit_code` is the rank's exit code.
     """
 
     rank: int

@@ -119,7 +119,9 @@ def _numbers(
     rows: int, shape: tuple[int, ...], classes: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return inputs (rows, *shape) and targets (rows,). A pattern repeats after PATTERN_NUMBERS numbers,
-    which limits the patterns' memory."""
+    which limits the patterns' memory.
+
+    `rule` draws the patterns, `generator` the classes and the noise of the samples."""
     numbers = math.prod(shape)
     patterns = torch.randn(classes, min(numbers, PATTERN_NUMBERS), generator=rule)
     targets = torch.randint(classes, (rows,), generator=generator)
@@ -134,7 +136,9 @@ def _tokens(
     rows: int, length: int, vocabulary: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets (rows, length): the targets are the inputs' sequences, shifted by one
-    token."""
+    token.
+
+    `rule` draws the table that maps each token to the next; `generator` the first tokens and the jumps."""
     following = torch.randperm(vocabulary, generator=rule)
     sequences = torch.randint(vocabulary, (rows, length + 1), generator=generator)
     jumps = torch.rand(rows, length + 1, generator=generator) < JUMP_PROBABILITY

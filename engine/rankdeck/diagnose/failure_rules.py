@@ -553,7 +553,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "no-launcher",
         r"environment variable (?P<name>\w+) expected, but not set",
         meaning=tr_noop("The script cannot determine its rank: {name} is not set."),
-        advice=tr_noop("Start it with: rankdeck run --nproc-per-node N SCRIPT (without --plain)"),
+        advice=tr_noop("Start the script with: rankdeck run --nproc-per-node N SCRIPT (without --plain)"),
     ),
     FailureRule(
         "unknown-rank-option",
@@ -564,7 +564,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "one-process-only",
         r"in any distributed mode",
         meaning=tr_noop("Hugging Face Accelerate assumed that torchrun started this process."),
-        advice=tr_noop("Start it as one process without torchrun's variables: rankdeck run --plain."),
+        advice=tr_noop("Start one process without torchrun's variables: rankdeck run --plain."),
     ),
     FailureRule(
         "one-rank-only",
@@ -628,8 +628,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "gpu-library",
         r"\b(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)",
         meaning=tr_noop(
-            "A CUDA library failed, usually because GPU memory is full or an index was out of range before "
-            "it."
+            "A CUDA library failed, usually because GPU memory is full or an earlier operation used an index "
+            "that is out of range."
         ),
         advice=_LAUNCH_BLOCKING_ADVICE,
         script_advice=tr_noop(
@@ -975,7 +975,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "overwritten-graph-output",
         r"accessing tensor output of CUDAGraphs that has been overwritten",
-        meaning=tr_noop("A compiled model's output is used after its next run has overwritten it."),
+        meaning=tr_noop("A compiled model's output is used after the model's next run has overwritten it."),
         advice=tr_noop(
             "Call .clone() on the output, or torch.compiler.cudagraph_mark_step_begin() before each call."
         ),
@@ -1322,7 +1322,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "checkpoint-mismatch",
         r"Missing key\(s\) in state_dict: \"(?P<name>[^\"]+)\"",
-        meaning=tr_noop("The file has no weights for {name} and perhaps others of the model."),
+        meaning=tr_noop("The file lacks the weights {name}, and possibly other weights of the model."),
         advice=tr_noop(
             "Build the model with the same options as when the file was saved, or rename the keys; "
             "strict=False would leave the missing weights at random values."

@@ -216,7 +216,7 @@ def fixes_file(run: RunDir) -> Path:
 
 
 def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
-    """Return the plan lines of the latest attempt's fixes; None if it has none or the file cannot be read."""
+    """Return the plan lines of the latest attempt's fixes; None if their file is missing or unreadable."""
     try:
         return [decode(line) for line in files.read_bytes(fixes_file(run)).splitlines()]
     except (OSError, msgspec.DecodeError):

@@ -197,9 +197,9 @@ def hang_problem(hang_state: HangState, now_s: float, rank: int | None = None) -
 
 
 def _with_log_error(problem: Problem, hang_state: HangState) -> Problem:
-    """Return the problem; if a rank's log ends with a recognized error, add it and its advice.
+    """Return the problem; if a rank's log ends with a recognized error, add that error and its advice.
 
-    Such an error can explain a hang: if it ended a process that reads data, the rank waits for it forever."""
+    The error can explain a hang: if a process that reads data died of it, its rank waits for data forever."""
     for rank in sorted(hang_state.last_lines) if problem.rank is None else [problem.rank]:
         lines = hang_state.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None

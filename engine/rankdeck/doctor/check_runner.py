@@ -166,7 +166,8 @@ def _run_check(check: Check, reading: Connection, writing: Connection, parent: i
 
 
 def _wait_for_checks(running: Sequence[_RunningCheck]) -> list[_RunningCheck]:
-    """Wait until a check has sent a row, has ended, or has reached its time limit; return all such checks."""
+    """Wait until at least one check has sent a row, has ended, or has reached its time limit; return every
+    check that has."""
     if not running:
         return []
     patience_s = max(0.0, min(running_check.remaining_s for running_check in running))

@@ -124,7 +124,7 @@ def wait_for_checkpoint(run: RunDir, reader: EventReader, timeout_s: float) -> e
                 ),
                 code="not-saved",
                 advice=phrase(
-                    "It saves a checkpoint when the current step ends; rankdeck watch shows what it is doing."
+                    "The run saves a checkpoint when its current step ends. Watch it with: rankdeck watch"
                 ),
             )
         time.sleep(_POLL_INTERVAL_S)

@@ -191,16 +191,16 @@ def free_gpus() -> list[GpuStatus]:
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """Return the GPUs with these indices or UUIDs; if `names` is empty, all usable GPUs.
+    """Return the GPUs whose indices or UUIDs are `names`; if `names` is empty, all usable GPUs.
 
     Raises:
-        DeviceError: there is no such GPU, or no run can use it.
+        DeviceError: a name matches no GPU, or no run can use the GPU.
     """
     return _find_gpus(gpus, names) if names else _whole_gpus(gpus)
 
 
 def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """Return the GPUs with these indices or UUIDs."""
+    """Return the GPUs whose indices or UUIDs are `names`."""
     _check_any(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
     named = []

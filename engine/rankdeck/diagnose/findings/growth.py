@@ -34,7 +34,7 @@ def _graphs_retained(event: events.Anomaly) -> Report:
     # A smaller rise is within what the allocator adds by itself.
     if num_bytes >= _MIN_BYTES_PER_STEP:
         evidence = phrase(
-            "as of step {step}, no graph created since step {first} has been freed; memory grows by "
+            "no graph created since step {first} had been freed by step {step}; memory grows by "
             "{size} per step",
             step=event.step,
             first=first,
@@ -42,7 +42,7 @@ def _graphs_retained(event: events.Anomaly) -> Report:
         )
     else:
         evidence = phrase(
-            "as of step {step}, no graph created since step {first} has been freed",
+            "no graph created since step {first} had been freed by step {step}",
             step=event.step,
             first=first,
         )

@@ -29,7 +29,8 @@ process could use up the rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:
-    """Find a CPU run with too many threads for its cores; with GPUs, torch's threads mostly sleep."""
+    """Find a CPU run with too many threads for its cores. Runs on GPUs are skipped, because torch's threads
+    mostly sleep in them."""
     if context.attempt is None or context.cores is None or context.is_on_gpus:
         return None
     reported = {rank: context.attempt.script.ranks[rank].threads for rank in context.ranks}
@@ -242,7 +243,7 @@ class ImbalanceAlert:
         *,
         can_change: bool = False,
     ) -> Problem | None:
-        """Return the current problem, or None.
+        """Return the problem to show for `imbalance`; None if `imbalance` is None or too small.
 
         `labels` and `kinds` (bytes by kind, where known) are keyed by device. `can_change`: the strategy is
         set in a configuration, not in a script.

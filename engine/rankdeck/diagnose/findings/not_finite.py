@@ -138,7 +138,7 @@ def _describe(event: events.Anomaly) -> str:
         )
     if "batch" in event.numbers:
         return phrase(
-            "the weights and the batch of step {step} are finite: its forward pass produced the value",
+            "the weights and the batch of step {step} are finite: NaN or infinity arose in the forward pass",
             step=step,
         )
     return phrase("all weights are finite before the update of step {step}", step=examined)
@@ -176,7 +176,8 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
     if numbers and not numbers.get("weights"):
         return phrase(
             "Look for log(0), a division by 0, exp or fp16 values above 65504 in the forward pass and the "
-            "loss, and clamp their input. --observe full names the first module."
+            "loss, and clamp their input. With --observe full, the first module whose output is not finite "
+            "is reported."
         )
     if step == 1:
         return phrase("Check the batch, the model's outputs and the loss before the first update.")

@@ -121,7 +121,7 @@ def _prefix_advice(event: events.Anomaly) -> str:
     prefix = event.names[0] if event.names else ""
     if event.code.endswith("-with"):
         return phrase(
-            'Remove the prefix "{prefix}" from the keys, or save model.module.state_dict() to begin with.',
+            'Remove the prefix "{prefix}" from the keys, or save model.module.state_dict() instead.',
             prefix=prefix,
         )
     if event.code.endswith("-without"):
