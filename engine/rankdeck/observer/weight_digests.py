@@ -81,7 +81,7 @@ class WeightDigester:
         self.observe_steps(None)
 
     def observe_steps(self, _: Any) -> None:
-        """If there are other ranks, handle all steps and backward calls from now on."""
+        """Register for all steps and backward calls from now on, if there are other ranks."""
         if not self._observes_steps and has_other_ranks():
             self._observes_steps = True
             session = self._session
