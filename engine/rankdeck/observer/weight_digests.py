@@ -81,7 +81,7 @@ class WeightDigester:
         self.observe_steps(None)
 
     def observe_steps(self, _: Any) -> None:
-        """Register for all steps and backward calls from now on, if there are other ranks."""
+        """If there are other ranks, handle all steps and backward calls from now on."""
         if not self._observes_steps and has_other_ranks():
             self._observes_steps = True
             session = self._session
