@@ -143,7 +143,7 @@ class Peer:
                 self._on_message(self, word)
 
     def close(self, how: str = "") -> None:
-        """Close the connection. If `how` is not empty, call `on_gone` with it."""
+        """Close the connection. Unless the reason `how` is empty, call `on_gone` with it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -196,7 +196,7 @@ class _SuspensionTracker:
 class CoordinatorServer:
     """The coordinator's end of all connections. `server` is its listening socket, `name` its host name, and
     `num_others` the number of nodes. `hosts` are the nodes that have joined, in order of arrival.
-    `on_word(name, word)` is called for each node's messages, `on_gone(name, how)` when a node is lost."""
+    `on_word(name, message)` is called for a node's message, `on_gone(name, reason)` when a node is lost."""
 
     def __init__(
         self,
@@ -330,8 +330,8 @@ def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
 
 
 class CoordinatorClient:
-    """A node's connection to the coordinator. `on_word(word)` is called with each message, `on_gone(how)`
-    when the connection is lost. Raises: OSError if the coordinator cannot be reached."""
+    """A node's connection to the coordinator. `on_word(message)` is called for each message,
+    `on_gone(reason)` when the connection is lost. Raises: OSError if the coordinator cannot be reached."""
 
     def __init__(
         self,

@@ -63,7 +63,8 @@ class RunDirTracker:
         )
 
     def close(self) -> None:
-        """Wait `_LINK_TIMEOUT_S`, then remove the link; called after the run's end, when its lock is free."""
+        """Remove the link after a wait of `_LINK_TIMEOUT_S`; called when the run has ended and its lock is
+        free."""
         if self._is_linked:
             time.sleep(_LINK_TIMEOUT_S)
             self._unlink()

@@ -185,7 +185,7 @@ class ScriptRanks(RankGroup):
             rank.forward_signal(number)
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether a forwarded signal ended all failed ranks.
+        """Check whether a forwarded signal ended all failed ranks in `over`, the ranks that have ended.
 
         The other ranks got the same signal and may be saving checkpoints.
 

@@ -208,8 +208,8 @@ class Supervisor(SupervisorInterface):
             time.sleep(_POLL_INTERVAL_S)
 
     def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
-        """Wait until the ranks' output has been relayed (and, if `is_patient` is True, also read), or until a
-        stop is requested."""
+        """Wait until the ranks' output has been relayed or a stop is requested. After `_DRAIN_TIMEOUT_S`,
+        wait only for slow readers of the output, and only if `is_patient` is True."""
         drain_streams(
             ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
         )

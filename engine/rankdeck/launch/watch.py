@@ -242,7 +242,7 @@ class Watch:
             )
         if not self._may_end():
             return phrase(
-                "Rankdeck will not end the run because of this. Inspect the run with rankdeck "
+                "Rankdeck will not end the run on its own. Inspect the run with rankdeck "
                 "stacks {run}, or end it with rankdeck stop {run}.",
                 run=run,
             )

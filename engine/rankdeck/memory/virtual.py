@@ -39,8 +39,8 @@ class VirtualDevices:
         self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. The copy's
-        gradient is not transferred back."""
+        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. The copy is
+        labelled `kind` (if None, by the rule in ledger.py), and its gradient is not transferred back."""
         if source == target:
             return tensor
         self.count_transfer(source, target, tensor.numel() * tensor.element_size())
@@ -49,8 +49,8 @@ class VirtualDevices:
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy of `tensor` on `target`, labelled `kind` ("activations" by default). The copy's
-        gradient is transferred back to `source`."""
+        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. The copy is
+        labelled `kind` (if None, by the rule in ledger.py), and its gradient is transferred back."""
         if source == target:
             return tensor
         moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)

@@ -86,7 +86,8 @@ class EpochTracker:
 
 
 def _num_rows(root: Any) -> int:
-    """Return the first dimension's size of the tensor nearest to a loss in its graph; 0 if none is found."""
+    """Return the size of the first dimension of the tensor nearest to a loss in the loss's graph; 0 if there
+    is none."""
     visited: set[Any] = set()
     waiting = [root]
     while waiting and len(visited) < _MAX_NODES:

@@ -113,7 +113,8 @@ class EvalCalls:
             self._run_ids.add(id(module))
 
     def take_evaluated(self) -> list[Any]:
-        """Return the modules on which `eval` was newly called, and which were then evaluated."""
+        """Return the modules that were evaluated after `eval` was called on them, and clear the list of new
+        calls."""
         self._end_hook()
         evaluated: list[Any] = []
         for call in self.new:

@@ -44,7 +44,7 @@ class GraphParameters:
         self._is_done = False
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the results of earlier walks, because another optimizer leads from now on."""
         self.forget()
 
     def on_backward(self, tensors: Any) -> None:

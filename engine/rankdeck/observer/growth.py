@@ -45,7 +45,7 @@ class GrowthCounter:
         """The last few counts, as (step, counts by kind)."""
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the counts, because another optimizer leads from now on."""
         self.forget()
 
     def on_step(self, optimizer: Any) -> None:

@@ -39,7 +39,7 @@ class Hooks:
         self._functions: list[tuple[str, Callable[..., Any]]] = []
 
     def add(self, part: str, function: Callable[..., Any]) -> None:
-        """Call `function` of `part` at this event from now on; do nothing if it is already called."""
+        """Call `function` of `part` at this event from now on; adding it twice has no effect."""
         if (part, function) not in self._functions:
             self._functions = [*self._functions, (part, function)]
 
@@ -109,7 +109,10 @@ class PartHooks:
         return call
 
     def call_part(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part once, as a function wrapped by `wrap_part` would be called."""
+        """Call a part's function once and return its result. If it raises an exception, disable the part.
+
+        Returns None after an exception, or if the part was already disabled.
+        """
         if part not in self.disabled_parts:
             try:
                 return function(*args)

@@ -89,7 +89,7 @@ class LabelChecks:
         return labels
 
     def on_backward(self, tensors: Any) -> None:
-        """Search the loss of a sampled step for the labels of the last suspicious batch."""
+        """Search the graph of a sampled step's loss for the labels of the last suspicious batch."""
         if self.suspicious is None or not self.session.is_step_sampled or not tensors:
             return
         (reference, values), self.suspicious = self.suspicious, None
@@ -103,7 +103,8 @@ class LabelChecks:
             self.is_done = True
 
     def _uses(self, node: Any, labels: Any, values: list[Any], num_losses: int) -> bool:
-        """Check whether the loss of this node was computed from `labels`."""
+        """Check whether the loss of this node was computed from `labels`, whose elements are `values`.
+        `num_losses` is the number of classification losses found in the same backward call."""
         try:
             target = node._saved_target
         except RuntimeError:  # An earlier backward has freed it.

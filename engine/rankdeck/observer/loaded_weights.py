@@ -29,7 +29,7 @@ class LoadedWeights:
         """(weak reference to the module, code, fields) of the calls that matched hardly any key."""
 
     def on_first_step(self, _: Any) -> None:
-        """Report the modules whose weights were not loaded."""
+        """Report the modules for which `load_state_dict` matched hardly any key."""
         failed, self._failed = self._failed, []
         for module, code, fields in failed:
             if module() is not None:

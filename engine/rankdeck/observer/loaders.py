@@ -191,7 +191,8 @@ class LoaderTracker:
         )
 
     def _find_sample_counter(self, batch: Any, expected: Any) -> Any:
-        """Return a sample counter for batches like `batch`, which should contain `expected` samples."""
+        """Return a function that counts the samples of a batch with the structure of `batch`; `batch` itself
+        should contain `expected` samples."""
         candidates = list(self._sample_counts(batch, (), _MAX_DEPTH))
         if not candidates:
             return lambda batch: None
@@ -206,7 +207,9 @@ class LoaderTracker:
         return measure
 
     def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
-        """Yield ((path, whether to use len()), number of samples), likeliest first, `deeper` levels down."""
+        """Yield ((path, whether to use len()), number of samples), likeliest first, for each element of
+        `batch` that may show this number, down to `deeper` levels. `path` contains the keys that lead to
+        `batch`."""
         if isinstance(batch, self._tensor):
             if batch.dim():
                 yield (path, False), int(batch.shape[0])

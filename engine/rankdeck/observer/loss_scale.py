@@ -41,7 +41,8 @@ def scale_of(node: Any) -> Any:
 
 
 def unscale(loss: Any) -> Any:
-    """Return the loss without its scale, or unchanged if it has none; None if the scale is unknown."""
+    """Return the loss without its scale, or unchanged if it has none; None if the scale is unknown, or if the
+    scaled loss has several elements."""
     node = loss.grad_fn
     mark = node.metadata.get(_SCALE_KEY) if node is not None else None
     if mark is not None:

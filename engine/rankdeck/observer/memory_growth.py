@@ -70,7 +70,7 @@ class MemoryGrowth:
         self._block_began_s = 0.0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the readings, because another optimizer leads from now on."""
         self.forget()
 
     def on_step(self, _: Any) -> None:

@@ -43,8 +43,8 @@ class LoggedRow:
         self.values = values
 
     def can_merge(self, other: LoggedRow) -> bool:
-        """Return whether the other row belongs to the same step and has no name in common with this row: many
-        loggers pass one value per call."""
+        """Return whether both rows can become one: they belong to the same logger and step, and have no name
+        in common. Many loggers pass only one value per call."""
         return (
             self.through == other.through
             and self.step is not None

@@ -28,7 +28,7 @@ _MAX_PASSES = 8
 
 
 class ModeChecks:
-    """Reads the mode of the trained module before each step, and at batches of an evaluation."""
+    """Reads the mode of the trained module before each step and at each evaluation batch."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session

@@ -174,7 +174,8 @@ def uses_compiler() -> bool:
 
 
 def _num_batch_norms(torch: Any, model: Any, batch: Any) -> int:
-    """Count the batch-norm layers in training mode that normalize over this process's samples only."""
+    """Count the batch-norm layers in training mode that normalize over this process's samples only. `batch`
+    is the loader's batch size."""
     norms: tuple[Any, ...] = (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
     # BatchNorm1d rejects a single sample, so one item of the loader must be a set of samples.
     if batch != 1:

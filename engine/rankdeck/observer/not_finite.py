@@ -164,7 +164,8 @@ class FiniteChecks:
     # The modules' outputs, under full observation.
 
     def on_forward(self, module: Any, inputs: Any, output: Any) -> None:
-        """Check the output of a module that trains."""
+        """Remember the first module whose output is not finite, and whether its inputs are finite. Do
+        nothing while gradients are disabled."""
         if self._first is not None or self._is_done or not self._torch.is_grad_enabled():
             return
         if module in self._masking:
@@ -189,7 +190,7 @@ class FiniteChecks:
         return False
 
     def on_step(self, _: Any) -> None:
-        """Exempt from further checks a module whose output was not finite in a step with a finite loss."""
+        """Stop checking a module whose output was not finite in this step, although the loss was finite."""
         if self._first is not None:
             module = self._first[0]()
             if module is not None:
@@ -219,7 +220,7 @@ class FiniteChecks:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Examine the losses and norms that are read; check the outputs of modules under full observation."""
+    """Examine losses and gradient norms and, under full observation, the outputs of modules."""
     session.finite = checks = FiniteChecks(torch, session)
     session.before_step.add(PART, checks.before_step)
     session.before_sampled_step.add(PART, checks.before_sampled_step)

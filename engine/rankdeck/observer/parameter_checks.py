@@ -69,7 +69,7 @@ class ParameterChecks:
         """(name, weak reference, whether it may be frozen) of the parameters of each wrapper."""
 
     def before_step(self, _: Any, leads: bool) -> None:
-        """Stop recording which modules run (the probe) before a step of the leading optimizer."""
+        """End the probe, which records the modules that run, when a step of the leading optimizer starts."""
         if leads and self._probe is not None:
             self._end_probe()
 
@@ -313,7 +313,8 @@ class ParameterChecks:
         ]
 
     def _may_be_frozen(self, model: Any, parameter: Any) -> bool:
-        """Check whether the parameter is trainable now, and may be frozen after `model` has wrapped it."""
+        """Check whether a parameter is trainable now and can be frozen later without an error in `model`, the
+        DistributedDataParallel that wraps it."""
         # Without a search for unused parameters, DistributedDataParallel fails then.
         return bool(parameter.requires_grad and getattr(model, "find_unused_parameters", False))
 

@@ -65,8 +65,8 @@ class RepeatChecks:
     def report_workers(
         self, dataset: str, is_iterable: bool, num_workers: int, *, groups: int = 0, samples: int = 0
     ) -> None:
-        """Report that each worker yields the same samples, after a comparison of groups of batches or of
-        single samples."""
+        """Report that each worker yields the same samples, found by comparing either `groups` groups of
+        batches or `samples` single samples."""
         if not self._has_reported_workers:
             self._has_reported_workers = True
             self.session.report_anomaly(
@@ -79,7 +79,7 @@ class RepeatChecks:
             )
 
     def on_order(self, dataset: str, digest: int) -> None:
-        """Handle a complete pass over a shuffling loader whose first batches have this digest."""
+        """Handle a complete pass over a shuffling loader; `digest` is the hash of the first batches."""
         stepped = self.session.last_optimizer
         optimizer = None if stepped is None else stepped()
         last, self._last_order = self._last_order, (stepped, dataset, digest)
@@ -152,7 +152,8 @@ class _Pass:
             self._samples.setdefault(hash(row), []).append(worker)
 
     def _compare_samples(self, samples: dict[int, list[int]]) -> None:
-        """Report the workers if nearly every sample of a pass was yielded once by each worker."""
+        """Report the workers if each of them yielded nearly every sample of a pass once. `samples` lists, by
+        each sample's hash, the workers that yielded it."""
         # Samples that a dataset repeats on purpose come from one worker again.
         expected = list(range(self._num_workers))
         num_repeated = sum(sorted(workers) == expected for workers in samples.values())

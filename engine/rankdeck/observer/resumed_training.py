@@ -135,7 +135,8 @@ class ResumeChecks:
                     resumption.variables[code, name] = key, value
 
     def on_sampled_step(self, _: Any) -> None:
-        """Check whether a counter has grown since the first step."""
+        """Report missing state once it is clear that training has resumed from a file: its scheduler
+        continues, or a counter has grown since the first step."""
         if not self._pending:
             return
         values = {(code, name): value for code, name, value in _integers()}

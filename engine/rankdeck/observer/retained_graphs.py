@@ -66,11 +66,11 @@ class RetainedGraphs:
         self._num_collections = -1
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the marks and the measured memory, because another optimizer leads from now on."""
         self.forget()
 
     def on_backward(self, tensors: Any) -> None:
-        """Mark the graph of the loss at the start of a backward pass that is not inside another one."""
+        """Mark the loss's graph at the start of a backward pass that is not nested in another."""
         session = self._session
         step = session.step + 1
         if self._is_done or (step % _MARK_EVERY and not session.is_step_sampled):

@@ -69,7 +69,7 @@ class SamplingChecks:
             self._session.record_facts(epoch_batches=int(iterator._num_yielded))
 
     def on_evaluation_batch(self, iterator: Any) -> None:
-        """Handle a batch that was fetched without gradients."""
+        """Handle a batch that a loader returned while gradients were disabled."""
         if self._evaluated is not None and self._evaluated() is iterator:
             return
         self._evaluated = weakref.ref(iterator)

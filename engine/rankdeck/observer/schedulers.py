@@ -74,7 +74,7 @@ class ScheduleChecks:
         self.on_leader_chosen(None)
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the recorded learning rates, because another optimizer leads from now on."""
         self._schedule: _Schedule | None = None
         self._has_looked = False
         self._rate: Any = None
@@ -121,7 +121,8 @@ class ScheduleChecks:
             self._check_zero()
 
     def find(self, optimizer: Any) -> _Schedule | None:
-        """Return the optimizer's newest schedule, because a schedule that combines others is created last."""
+        """Return the optimizer's newest schedule; None if it has none. The newest is the right one, because a
+        schedule that combines others is created after them."""
         for schedule in reversed(self._schedules):
             scheduler = schedule.ref()
             if scheduler is not None and getattr(scheduler, "optimizer", None) is optimizer:
@@ -243,7 +244,8 @@ class ScheduleChecks:
 
 
 def _length(scheduler: Any) -> int | None:
-    """Return the number of steps after which the schedule is over; None if it has no length."""
+    """Return the number of steps after which the schedule is over; None for a warm-up, or without a fixed
+    end."""
     # A warm-up of LinearLR or ConstantLR ends at the full rate, long before the training does.
     if getattr(scheduler, "end_factor", 0) > getattr(scheduler, "start_factor", 0) or hasattr(
         scheduler, "factor"

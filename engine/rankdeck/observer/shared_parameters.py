@@ -38,7 +38,7 @@ class SharedParameters:
         """Weak reference to the shared parameter of the newest pair that shares one."""
 
     def on_first_step(self, _: Any) -> None:
-        """Start comparing parameters, because an optimizer takes its first step."""
+        """Start comparing parameters; called when an optimizer's first step starts."""
         self._session.before_step.add(self._part, self.before_step)
 
     def on_backward(self, _: Any) -> None:

@@ -128,8 +128,8 @@ class TrainedModules:
                 yield from self.iter_layers(child, depth + 1)
 
     def count_layers(self, module: Any, training: bool) -> list[str]:
-        """Return the kinds of a module's mode-dependent layers whose mode is `training`, such as
-        "2 Dropout"."""
+        """Return how many mode-dependent layers of each class a module contains, as in ["2 Dropout"]. Only
+        layers in training mode count or, if `training` is False, only those in evaluation mode."""
         kinds: dict[str, int] = {}
         for layer in self.iter_layers(module):
             if layer.training is training:

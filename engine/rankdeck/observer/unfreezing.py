@@ -44,7 +44,7 @@ class UnfrozenParameters:
         self._num_groups = self._num_changes = self._num_with_gradient = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the recorded parameters, because another optimizer leads from now on."""
         self.forget()
 
     def before_step(self, optimizer: Any, leads: bool) -> None:

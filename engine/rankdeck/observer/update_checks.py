@@ -55,7 +55,7 @@ class UpdateChecks:
         all updates)."""
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Start over when another optimizer becomes the leading one."""
+        """Discard the copies and the results, because another optimizer leads from now on."""
         self.forget()
 
     def before_sampled_step(self, optimizer: Any, leads: bool, _: Any) -> None:
