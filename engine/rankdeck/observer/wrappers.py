@@ -100,8 +100,10 @@ def _wrap_constructor(
 def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
-    """Record a wrapper's name and options. If there are several (nested, or one per layer), the outermost is
-    recorded last."""
+    """Record a wrapper's name and options.
+
+    If wrappers are nested, or each layer has its own, the outermost wrapper is recorded last.
+    """
     arguments = inspect.signature(called).bind(*args, **kwargs).arguments
     options = {key: _to_json(value) for key, value in list(arguments.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})

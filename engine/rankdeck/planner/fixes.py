@@ -266,8 +266,8 @@ def _largest_divisor(number: int, maximum: int) -> int:
 def _with_fewest_changes(
     candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """Return a line that fits at least as well as `full_line` with as few changes as possible: the first
-    changes of the candidate."""
+    """Plan the candidate with its first change, its first two changes, and so on; return the line with the
+    fewest changes that fits at least as well as `full_line`, which has all changes."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
     good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]

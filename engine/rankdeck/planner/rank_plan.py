@@ -152,7 +152,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """Plan a model that reads tensor values; the plan is a bound, or None if every kind of answer fails."""
+    """Return a plan, which is a bound, for a model that reads values; None if no kind of answers works."""
     result = _try_plan(request, target, largest_result)
     if result is not None:
         return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])

@@ -285,8 +285,10 @@ class Growth(msgspec.Struct, frozen=True):
     shared: int = 0
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
-        """Return each batch's size (B,) from the `sizes` of its samples (B, N). The rule must not be
-        "unknown"."""
+        """Apply the rule: return each batch's size (B,), computed from the `sizes` of its samples (B, N).
+
+        The attribute `rule` must not be "unknown".
+        """
         if self.rule == LONGEST:
             return sizes.amax(dim=1)
         return sizes.sum(dim=1) - self.shared * (sizes.shape[1] - 1)

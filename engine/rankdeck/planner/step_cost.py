@@ -93,7 +93,10 @@ class WorkCounter:
 
 
 def _rate(rates: Rates, func: Any, dtype: torch.dtype) -> float:
-    """Return the FLOPs per second of a matmul or convolution; for fp32, torch's settings may select TF32."""
+    """Return the FLOPs per second of a matmul or convolution in `dtype`.
+
+    The result for fp32 is the TF32 rate if torch's settings select TF32 for this operation.
+    """
     if dtype in _HALVES:
         return rates.half_flops_per_s
     is_convolution = "convolution" in func.__name__

@@ -202,7 +202,7 @@ def _mask_of(indices: list[Any]) -> Tensor | None:
 
 
 def _current_module() -> str:
-    """Return the name of the module whose forward is running; "" outside of modules."""
+    """Return the name of the module whose forward method is running; "" outside of modules."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")

@@ -150,7 +150,7 @@ def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> 
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """Return the root and every block that is an FSDP group of its own."""
+    """Iterate over the modules that are FSDP groups of their own: root, blocks and, in bf16, batch norms."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 

@@ -128,9 +128,9 @@ def mark_gradients(
 ) -> list[Boundary]:
     """Return `boundaries` with `has_gradient` set for each tensor.
 
-    It is false if the loss does not depend on the tensor through autograd. In training on one device, the
-    weights from which such a tensor was computed get no gradient either, so an optimizer does not update
-    them. `read` returns the model outputs that the loss reads.
+    `has_gradient` is false if the loss does not depend on the tensor through autograd. In training on one
+    device, the weights from which such a tensor was computed get no gradient either, so an optimizer does
+    not update them. `read` returns the model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:

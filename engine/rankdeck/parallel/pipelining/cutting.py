@@ -74,7 +74,7 @@ class CutModel:
         return holders
 
     def owner_stage(self, tensor: Tensor) -> int:
-        """Return the stage that holds the model's own tensor; other stages that use it hold copies."""
+        """Return the stage that owns a weight or buffer: the first holder, or stage 0 if no unit uses it."""
         return self._holders.get(id(tensor), (0,))[0]
 
     def copy_shared_buffers(self, stages: Iterable[int]) -> None:
@@ -110,8 +110,8 @@ class CutModel:
         return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Return the tensors that no unit of the model uses; they belong to stage 0, so return an empty list
-        if `stages` does not include it. Call this before weights are replaced."""
+        """Return the tensors that no unit of the model uses. They belong to stage 0: if `stages` does not
+        include 0, return an empty list. Call this before weights are replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
@@ -239,7 +239,7 @@ def resolve_cuts(
         if not any(holds_weights[start:end]):
             raise ConfigError(
                 phrase(
-                    "strategy.cuts = {wanted} leaves a stage without weights: it has only {names}.",
+                    "strategy.cuts = {wanted} leaves a stage without weights: that stage has only {names}.",
                     wanted=list(user_cuts),
                     names=", ".join(names[start:end]),
                 ),

@@ -257,8 +257,8 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward method of another stage's unit, and disable that unit's hooks; keep the
-        structure of the unit."""
+        """Replace the forward method of the unit `name`, which is in another stage, with `forward`; disable
+        the unit's hooks. The unit's submodules stay."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks up __call__, which runs the hooks, on the class.

@@ -343,9 +343,9 @@ class FullBatchStatistics:
             module.register_forward_hook(self._collect, with_kwargs=True)
 
     def _replace_buffers(self, norm: Any, _: Any) -> None:
-        """Give the norm temporary buffers, with a momentum of 1 where possible, so that it writes this
-        microbatch's values. Do nothing in a recomputation, for which checkpointing sets num_batches_tracked
-        to None."""
+        """Give the norm temporary buffers, to which it writes this microbatch's statistics, and a momentum of
+        1, which traced graphs ignore. Do nothing in a recomputation, for which checkpointing sets
+        num_batches_tracked to None."""
         self._saved_buffers = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
             self._saved_buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
@@ -385,8 +385,8 @@ class FullBatchStatistics:
 
 
 def _is_norm(module: Any) -> bool:
-    """Check whether a module is a batch norm of this stage (those of other stages have no buffers here) or a
-    traced batch norm, that is, a graph with such buffers. Restore the momentum attribute of the latter."""
+    """Check whether a module is a batch norm of this stage; batch norms of other stages have no buffers here.
+    A traced batch norm is a graph: set its `track_running_stats` and `momentum` attributes from the graph."""
     if own_buffers(module).get("running_mean") is None:
         return False
     if not isinstance(module, InterpreterModule):

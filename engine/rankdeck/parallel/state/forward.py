@@ -315,8 +315,8 @@ class ReplicaState(_StateTracker):
 
 
 def module_copies(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
-    """Map each module of the model, and each stage's copy of it, to the module and all its copies, in this
-    order; return an empty dict if no stage runs a copy of the model's code."""
+    """Map each module of the model to a sequence: the module, then its copy in each stage. Map each copy to
+    the same sequence. Return an empty dict if no stage runs a copy of the model's code."""
     structures = [getattr(stage, "model", None) for stage in stages]
     trees = [list(structure.modules()) for structure in structures if isinstance(structure, nn.Module)]
     rows = zip(model.modules(), *trees, strict=True) if trees else ()

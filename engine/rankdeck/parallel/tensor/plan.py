@@ -300,7 +300,7 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, 
     if loose := find_loose_tie(model, set(split)):
         raise ModelError(
             phrase(
-                "strategy.plan splits a weight that is shared with {loose}, but does not split that layer.",
+                "strategy.plan splits a weight that is shared with {loose}, but does not split {loose}.",
                 loose=loose,
             ),
             path="strategy.plan",

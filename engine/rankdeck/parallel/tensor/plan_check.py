@@ -188,7 +188,7 @@ def _difference_on_shapes(
 def _block_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], entered: Mapping[str, Any]
 ) -> dict[int, SplitDifference]:
-    """Return the differences by unit index, found by trying one block of each kind."""
+    """Try one block of each kind; return the differences of units from the full layers, by unit index."""
     differences: dict[int, SplitDifference] = {}
     by_kind: dict[Any, list[SplitDifference | None]] = {}
     for block in plan.blocks:
