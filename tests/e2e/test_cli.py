@@ -69,7 +69,7 @@ def test_a_finished_run_can_be_shown_listed_watched_and_exported(
     done = rankdeck("train", "digits-mlp", "--devices", "cpu:1", "--name", "my run", exit_code=0)
     lines = done.out.splitlines()
     assert lines[0] == "starting 1 rank"
-    left_out = '2 of 1442 samples are left out of each epoch (data.last = "drop")'
+    left_out = '2 of 1442 samples left out of each epoch (data.last = "drop")'
     assert f"training, {left_out}" in lines and any(line == f"data           {left_out}" for line in lines)
     assert any(line.startswith("step 1500/1500  loss ") for line in lines)
     assert any(line.startswith("step 1500: held-out loss ") for line in lines)

@@ -64,7 +64,7 @@ class RemoteCommand:
         return (
             messages[0][:300]
             if messages
-            else phrase("it exited with status {code}", code=self.exit_code or 0)
+            else phrase("rankdeck exited with status {code}", code=self.exit_code or 0)
         )
 
     def send_signal(self, number: int = signal.SIGTERM) -> None:
@@ -203,7 +203,7 @@ class RemoteHosts:
         return True
 
     def raise_errors(self, hosts: Iterable[RemoteHost] | None = None) -> None:
-        """Raise the first error of the hosts, if there is one.
+        """Raise the error of the first host that has an error; check all hosts if `hosts` is None.
 
         Raises:
             RankdeckError: a host has an error.

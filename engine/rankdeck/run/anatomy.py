@@ -268,9 +268,9 @@ class AnatomyCollector:
         return anatomy
 
     def bubbles(self, *, is_tracked: bool) -> Sequence[tuple[int, float, float]]:
-        """Return (step, bubble with a flush, bubble without a flush) for each complete step.
+        """Return (step, bubble with a flush, bubble without a flush) for each complete step with a bubble.
 
-        `is_tracked` selects either the steps that the memory ledger tracked or all others.
+        If `is_tracked` is true, include only steps that the memory ledger tracked, else only other steps.
         """
         return self._bubbles[is_tracked]
 

@@ -162,7 +162,8 @@ class Attempt:
         return float(finite_samples.mean()) if len(finite_samples) > len(samples) / 2 else np.nan
 
     def _find_standalone_ranks(self) -> None:
-        """Find a script's ranks that have no process group and are numbered `world_size` or higher."""
+        """Pass to `script_joiner` the ranks that have no process group and are numbered `world_size` or
+        higher."""
         if self.started is not None and self.script_joiner is not None:
             self.script_joiner.standalone = {
                 rank
@@ -230,9 +231,10 @@ class Attempt:
                     self.curves.append(again)
 
     def _redraw_curves(self, loss_before: float | None) -> None:
-        """Rebuild the curves from all rows, unless the oldest rows have been dropped.
+        """Rebuild the curves from the rows in memory; `loss_before` is the previous attempt's smoothed loss.
 
-        Rows are dropped only when there are so many that `loss_before` no longer affects the smoothed loss.
+        Existing curves do not change if rows have been dropped: after that many rows, `loss_before` no
+        longer affects the smoothed loss.
         """
         if self.curves is None or not self.table.num_dropped:
             num_steps = self.started.steps if self.started else None

@@ -225,7 +225,8 @@ def _mark_at(table: StepTable, row: int) -> Mark:
 
 
 def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
-    """Return the median and 99th percentile of `times` combined with the binned times of dropped rows."""
+    """Return the median and 99th percentile of the step times, both those in `times` and those of the rows
+    that `cut_tables` have dropped and counted in bins."""
     values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
     counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
     order = np.argsort(values, kind="stable")

@@ -53,7 +53,8 @@ def export_weights(run: RunDir, file: Path) -> None:
             code="no-weights",
             path=str(run.path),
             advice=phrase(
-                "Look in the folder in which the run was started: {folder}", folder=script.script.folder
+                "Look for the weights in the folder in which the run was started: {folder}",
+                folder=script.script.folder,
             ),
         )
     if not files.is_regular(run.weights):

@@ -38,7 +38,10 @@ class Imbalance:
 
 
 def is_notable(excess_bytes: float, ratio: float | None) -> bool:
-    """Check whether the lead device exceeds the median enough to report; if not, devices are BALANCED."""
+    """Check whether an imbalance is large enough to report; otherwise, devices are described as BALANCED.
+
+    The arguments are the fields of `Imbalance` with the same names.
+    """
     return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 

@@ -65,7 +65,10 @@ def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
 def merge_devices(
     measured: Sequence[Attempt], histories: DeviceHistories, zero: float
 ) -> dict[int, DeviceState]:
-    """Merge the device reports of the attempts `measured`, by device index; the run started at `zero`."""
+    """Return the state of each device, by index, merged from the reports in the attempts `measured`.
+
+    Each state gets its curves from `histories`; `zero` is the start of the run.
+    """
     infos = _device_infos(measured[-1]) if measured else {}
     indices = sorted(infos.keys() | {index for attempt in measured for index in attempt.devices})
     states = {

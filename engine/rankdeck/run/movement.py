@@ -99,9 +99,10 @@ def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, .
 
 
 def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
-    """Check whether a rank sends to or receives from a single rank along an axis other than the stage axis.
+    """Check whether a rank sends to or receives from a peer that is elsewhere on an axis other than stage.
 
-    The ranks along such an axis use the same amount of memory, but send to different peers.
+    Ranks along such an axis use the same amount of memory but have different peers, so no rank can
+    represent the others.
     """
     coordinate = mesh_coordinate(rank, sizes)
     return any(

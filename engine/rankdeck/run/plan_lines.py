@@ -180,11 +180,11 @@ def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDe
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """Return (verdict, reason) for devices whose bytes are known.
+    """Return (verdict, reason) for devices whose bytes are known; the reason is None if the plan fits.
 
-    Memory is tight if less than a tenth of a device's memory for the run would remain free. If the capacity
-    is unknown, a plan fits. `host_bytes` is the host's free memory if the devices use host memory: it must be
-    enough for all of them together.
+    Memory is tight if less than a tenth of the available memory would remain free. A device of unknown
+    capacity is assumed to have enough memory. If the devices use host memory, `host_bytes` is the host's free
+    memory, which must be enough for all of them together.
     """
     together = sum(device.total_bytes for device in devices)
     limited = [device for device in devices if device.room_bytes is not None]

@@ -24,8 +24,8 @@ def lost_problem(run: RunDir) -> Problem:
             phrase("The run ended because its folder was removed: {folder}.", folder=run.path),
             path=str(run.path),
             advice=phrase(
-                "The run's files were removed with it. Start the run again, and keep its "
-                "folder until the run ends."
+                "All files of the run were removed with its folder. Start the run again, and keep "
+                "the folder until the run ends."
             ),
         )
     last_word = run.path / "end.json"
@@ -41,7 +41,7 @@ def lost_problem(run: RunDir) -> Problem:
         ),
         path=str(run.path),
         advice=phrase(
-            "The output that its ranks had written by then is in {folder}.", folder=run.logs_folder
+            "The output that the ranks wrote before the run ended is in {folder}.", folder=run.logs_folder
         ),
     )
 
@@ -73,10 +73,10 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
             Problem(
                 "newer-events",
                 phrase(
-                    "{count} events were written by a newer version of Rankdeck and are not shown.",
+                    "Events written by a newer version of Rankdeck are not shown: {count}.",
                     count=counts.newer,
                 ),
-                advice=phrase("Update Rankdeck to see them."),
+                advice=phrase("Update Rankdeck to see events of newer versions."),
                 severity="warning",
             )
         )
@@ -84,7 +84,7 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
         problems.append(
             Problem(
                 "unreadable-events",
-                phrase("{count} events are damaged and are not shown.", count=counts.unreadable + refused),
+                phrase("Damaged events are not shown: {count}.", count=counts.unreadable + refused),
                 advice=phrase("Check the disk, and whether another program writes to the events folder."),
                 severity="warning",
             )

@@ -147,8 +147,8 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         difference=max_difference,
         step=step,
         reason=phrase(
-            "In step {step}, its loss differs from that of {reference} by {apart:.1e}, but rounding "
-            "explains only {allowed:.0e}. The cause is unknown.",
+            "In step {step}, this entry's loss differs from that of {reference} by {apart:.1e}, but "
+            "rounding explains only {allowed:.0e}. The cause is unknown.",
             step=first,
             reference=reference.label,
             apart=by,
@@ -332,7 +332,10 @@ def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tu
 
 
 def finish_entry(race: Race, entry: RaceEntry, run: RunDir, state: RunState, seconds: float) -> None:
-    """Update an entry from its run: measurements if it completed, the cause if it failed."""
+    """Store the result of an entry's run: measurements if it completed, the cause if it failed.
+
+    `seconds` is the duration of the entry, including its start.
+    """
     outcome = run.outcome()
     states = {COMPLETED: COMPLETED, STOPPED: STOPPED, RUNNING: STOPPED}  # running: the race has left it
     entry.state = states.get(outcome, FAILED)

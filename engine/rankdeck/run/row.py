@@ -36,7 +36,7 @@ EVENTS_LOST_TEXT = tr_noop("completed, events lost")
 
 
 def outcome_label(outcome: str, reason: str | None) -> str:
-    """Format a run's outcome; `reason` is set for a completed run if some events could not be written."""
+    """Return a run's outcome for display; a completed run with a `reason` has lost events."""
     return EVENTS_LOST_TEXT if outcome == "completed" and reason else outcome
 
 

@@ -94,7 +94,10 @@ class RunHistory:
             self._position = nearest.copy()
 
     def _read_chunk(self, reader: EventReader, name: str, time: float) -> bool:
-        """Read up to one chunk of a file; return whether there may be more to read."""
+        """Apply the events up to `time` that were read from a file, then read another chunk of the file.
+
+        Return False if no chunk was read: there are no more lines, or all later events are after `time`.
+        """
         position = self._position
         taken, rest = split_at(position.pending.get(name, ()), time)
         if taken:
@@ -221,9 +224,9 @@ def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
 
 
 def _display_time(ended: Floats, index: int) -> float:
-    """Return a time shortly after the step at `index` has ended, because steps are reported after their end.
+    """Return a time at which the step at `index` of `ended` (end times) is the last step that has ended.
 
-    The returned time is at most `_MAX_DISPLAY_S` after the step's end, and before the next step ends.
+    Ranks report a step only after its end, so the time is up to `_MAX_DISPLAY_S` after the step's end.
     """
     at = float(ended[index])
     return (

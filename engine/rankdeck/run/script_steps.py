@@ -109,9 +109,9 @@ class ScriptStepJoiner:
         self._late_steps: list[tuple[int, int]] = []
 
     def restore(self, step: int) -> None:
-        """Record that a rank continues after `step`.
+        """Record that a rank continues after `step`; only the smallest such step of all ranks is stored.
 
-        The rank reported the step, or its first line implies it; the minimum over all ranks is stored.
+        The rank either reported `step`, or the first step in its file is `step` + 1.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 
@@ -164,7 +164,10 @@ class ScriptStepJoiner:
         return rows
 
     def _first_changed(self, leader: int) -> float:
-        """Return the first step that another rank reported after `join` had returned the step's row."""
+        """Return the first of the leader's steps whose row, already returned by `join`, has changed.
+
+        A row changes if another rank reports the step late. If no row has changed, return infinity.
+        """
         lead = self.ranks[leader]
         returned = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf

@@ -106,7 +106,9 @@ class WeightComparison:
     def _find_averaged(
         self, step: int, different: Sequence[int], lowest: Sequence[int], described: events.WeightDigests
     ) -> None:
-        """Update `left_out_names` and `equal_bytes` after the comparison of `step`.
+        """Find the parameters that the script does not average, although it averages others.
+
+        Store their names in `left_out_names`, and the size of the equal parameters in `equal_bytes`.
 
         `different` lists the indices of the parameters that differ, `lowest` the digests of the lowest rank;
         `described` is the report with the parameters' names and sizes.

@@ -263,7 +263,7 @@ class Series:
         raise AssertionError("unreachable")
 
     def _bins(self, track: ColumnBuffer, columns: slice, group: int, curve: int) -> Window:
-        """Merge `columns` into bins that start at multiples of `group`, wherever the window starts."""
+        """Merge `columns` of a track into bins of `group` columns, aligned to multiples of `group`."""
         if track is self._raw and group == 1:
             value = track[1][curve, columns].copy()
             return Window(track[0][0, columns].copy(), value, value)
@@ -381,8 +381,8 @@ class Ema:
         self._sum, self._weight = state
 
     def extend(self, values: Floats) -> Floats:
-        """Return the averages after each column of `values`, (rows, n); NaN until a row's first finite
-        value."""
+        """Return the averages after each column of `values`, an array of shape (rows, n); NaN until a row's
+        first finite value."""
         # In pieces, because (1 - alpha)**-n exceeds the range of a float at about n = 700 / alpha.
         length = int(500 / -np.log1p(-self._alpha))
         pieces = [values[:, start : start + length] for start in range(0, values.shape[1], length)]

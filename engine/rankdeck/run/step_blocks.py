@@ -148,9 +148,9 @@ class StepJoiner:
         self._norms: list[tuple[Floats, Floats]] = []
 
     def restore(self, step: int) -> None:
-        """Record that a rank continues after `step`.
+        """Record that a rank continues after `step`; only the smallest such step of all ranks is stored.
 
-        The rank reported the step, or its first line implies it; the minimum over all ranks is stored.
+        The rank either reported `step`, or the first step in its file is `step` + 1.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 

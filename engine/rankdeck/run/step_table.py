@@ -116,7 +116,7 @@ class StepTable:
                 self._buffer.forget(surplus)
 
     def _drop_rows(self, rows: Floats) -> None:
-        """Reduce rows that are dropped from memory to marks and bins."""
+        """Add the data of `rows`, which are about to be dropped from memory, to the marks and bins."""
         steps, _, _, samples, _, ended = rows[: len(COLUMNS)]
         times = np.diff(ended, prepend=self.last_dropped_end)
         self.last_dropped_end = float(ended[-1])
@@ -137,7 +137,7 @@ class StepTable:
         self.num_dropped += len(steps)
 
     def _thin_marks(self, num_gone: int) -> None:
-        """Thin out the marks, so that `num_gone` dropped rows do not leave too many marks."""
+        """Thin out the marks, so that there are at most `_MAX_MARKS` marks for `num_gone` dropped rows."""
         stride = self._stride
         while num_gone > self._stride * self._MAX_MARKS:
             self._stride *= 2

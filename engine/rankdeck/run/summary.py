@@ -133,12 +133,12 @@ class TrainingData(msgspec.Struct, frozen=True):
     left_out: int | None = None
 
     def text(self) -> str:
-        """Format a sentence on the samples that an epoch leaves out; empty if there are none or the number is
+        """Format a note on the samples that an epoch leaves out; empty if there are none or the number is
         unknown."""
         if not self.left_out:
             return ""
         return phrase(
-            '{left_out} of {samples} samples are left out of each epoch (data.last = "drop")',
+            '{left_out} of {samples} samples left out of each epoch (data.last = "drop")',
             left_out=self.left_out,
             samples=self.samples,
         )

@@ -121,7 +121,7 @@ def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
 
 
 def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
-    """Yield the events that set the ranks' display names, with `more` appended, and their order."""
+    """Yield events that make a viewer show each rank as "rank N", followed by `more`, in order of rank."""
     for rank in sorted(ranks):
         yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
         yield TraceEvent(ph="M", name="process_sort_index", pid=rank, args={"sort_index": rank})

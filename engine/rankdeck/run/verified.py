@@ -114,7 +114,10 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """Return the newest result for the last attempt's strategy and options; `attempts` is oldest first."""
+    """Return the newest result for the last attempt's strategy and options.
+
+    `attempts` lists (start event, result) of each attempt, oldest first.
+    """
     results = [
         verified
         for started, verified in reversed(attempts)

@@ -45,7 +45,7 @@ def add_attempt(
         raise ConfigError(
             phrase("{run} is being resumed by another command.", run=run.name),
             code="running",
-            advice=phrase("Wait until that command ends."),
+            advice=phrase("Wait until the other command has ended."),
         ) from None
     except OSError as error:
         for path in contents:

@@ -149,7 +149,7 @@ class EventWriter:
 
 
 def _next_seq(handle: int, path: Path) -> int:
-    """Return the `seq` after the file's last event, terminating an unfinished last line."""
+    """Return the `seq` after the file's last event; first terminate the last line if it is unfinished."""
     size = os.fstat(handle).st_size
     if not size:
         return 0

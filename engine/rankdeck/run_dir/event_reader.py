@@ -186,8 +186,10 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """One line of clocks.jsonl: from the time `since` on, measured by the clock of `host`, that clock is
-    `ahead_s` ahead of the first host's clock."""
+    """One line of clocks.jsonl: the clock of `host` is `ahead_s` seconds ahead of the first host's clock.
+
+    The offset applies from the time `since`, which is measured by the clock of `host`.
+    """
 
     attempt: int
     host: str

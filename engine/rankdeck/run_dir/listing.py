@@ -99,7 +99,7 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         if runs:
             return runs[0]
         raise RunNotFoundError(
-            phrase("There are no runs yet."), advice=phrase("Start one with: rankdeck train digits-mlp")
+            phrase("There are no runs yet."), advice=phrase("Start a run with: rankdeck train digits-mlp")
         )
     matching = (
         [run for run in runs if run.name == text]
@@ -119,9 +119,11 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
 
 def ambiguous_name_error(text: str, names: Sequence[str]) -> RunNotFoundError:
     """Return the error for a text that matches several runs or races."""
-    advice = phrase("Use {runs}.", runs=format_choices(names[:10]))
+    advice = phrase("Use a full name: {runs}.", runs=format_choices(names[:10]))
     if len(names) > 10:
-        advice = phrase("Use {runs}. To list all runs: rankdeck runs", runs=format_choices(names[:10]))
+        advice = phrase(
+            "Use a full name: {runs}. To list all runs: rankdeck runs", runs=format_choices(names[:10])
+        )
     message = phrase('"{name}" matches {count} runs.', name=text, count=len(names))
     return RunNotFoundError(message, code="ambiguous-run", advice=advice)
 
@@ -310,7 +312,7 @@ def write_request(folder: Path, *names: str) -> None:
 def _foreign_entry_error(path: Path, kind: Phrase) -> ConfigError:
     return ConfigError(
         phrase(
-            "{path} is {kind}: writing a request there could change a file elsewhere.",
+            "{path} is {kind}: writing there could change a file elsewhere.",
             path=path,
             kind=kind,
         ),

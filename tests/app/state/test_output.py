@@ -44,7 +44,7 @@ def test_a_problem_line_has_cause_and_advice() -> None:
 def test_dropped_samples_are_reported_when_training_starts() -> None:
     line = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     assert line is not None
-    assert line.text == 'training, 10 of 70 samples are left out of each epoch (data.last = "drop")'
+    assert line.text == 'training, 10 of 70 samples left out of each epoch (data.last = "drop")'
     complete_line = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=0))
     assert complete_line is not None and complete_line.text == "training"
 

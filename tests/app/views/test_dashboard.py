@@ -229,7 +229,7 @@ def test_the_banner_says_what_a_starting_run_waits_for(
     written.end("stopped", 130)
     qtbot.waitUntil(lambda: page.run.is_over)
     assert run_chart_data.band(page.run).empty_text == "no step was sampled"
-    assert "10 of 70 samples are left out of each epoch" in run_curves.rate_subtitle(page.run)[0]
+    assert "10 of 70 samples left out of each epoch" in run_curves.rate_subtitle(page.run)[0]
 
 
 def test_the_banner_shows_a_failure_and_its_advice(

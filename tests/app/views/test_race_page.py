@@ -93,9 +93,9 @@ def test_loss_verdicts_have_texts_and_reasons(
     race = judged_race(make_entry(1, "single"), make_entry(2, "ddp", **other))
     row = race_rows(race)[1]
     assert (row.losses, row.tone, row.losses_note) == (verdict, tone, note)
-    assert any("its loss differs from that of single" in text for text in race_chart_data.notes(race)) is (
-        verdict == "differ"
-    )
+    assert any(
+        "this entry's loss differs from that of single" in text for text in race_chart_data.notes(race)
+    ) is (verdict == "differ")
 
 
 def test_entries_show_their_verification() -> None:

@@ -246,7 +246,7 @@ def test_pair_verdicts(coordinator: list[Any], other: list[Any], verdict: Verdic
             "b: torch cannot be imported: No m",
         ),
         (fake_host("b", code=1, errors=b"\nIt went wrong.\nmore\n"), "b: It went wrong."),
-        (fake_host("b", code=9), "b: it exited with status 9"),
+        (fake_host("b", code=9), "b: rankdeck exited with status 9"),
     ],
 )
 def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, reason: str) -> None:

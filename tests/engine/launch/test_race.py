@@ -134,5 +134,5 @@ def test_a_race_detects_ranks_without_gradient_sync(tmp_path: Path) -> None:
     assert single.agreement is not None and single.agreement.verdict == "reference"
     assert ddp.agreement is not None and ddp.agreement.verdict == "differs"
     assert racing.race.title == "Race · small"
-    assert "In step 2, its loss differs from that of single by " in (ddp.agreement.reason or "")
+    assert "In step 2, this entry's loss differs from that of single by " in (ddp.agreement.reason or "")
     assert racing.race.exit_code == 1 and racing.race.verdicts.fastest == single.number

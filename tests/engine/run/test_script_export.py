@@ -85,7 +85,9 @@ def test_a_trace_of_a_script_without_steps_is_refused(tmp_path: Path) -> None:
 def test_weights_of_a_script_are_refused(run: WrittenScript, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.py is your own script") as caught:
         exporting.export_weights(run.dir, tmp_path / "w.safetensors")
-    assert caught.value.advice == f"Look in the folder in which the run was started: {tmp_path}"
+    assert caught.value.advice == (
+        f"Look for the weights in the folder in which the run was started: {tmp_path}"
+    )
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
