@@ -120,7 +120,10 @@ class StepReporter:
         self._flush_interval_s = FLUSH_INTERVAL_S / 2 if self._on_gpu else FLUSH_INTERVAL_S
 
     def add(self, facts: StepFacts) -> tuple[int, float] | None:
-        """Add a step."""
+        """Add a step; at intervals, write the steps whose losses have reached the CPU.
+
+        Return (step, loss sum) for the first written loss that is NaN or infinite; None if all are finite.
+        """
         self._steps.append(facts)
         if time.monotonic() - self._last_sent_s >= self._flush_interval_s:
             self._start_copy()
