@@ -1,6 +1,6 @@
 """List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
-A GPU that does not answer is listed as lost, with the driver's error; it does not prevent the others from being listed.
+A GPU that does not answer is listed as lost, with the driver's error; all other GPUs are listed normally.
 NVML's indices are in PCI order, but CUDA's may not be, so everything is stored by UUID.
 """
 
