@@ -32,7 +32,7 @@ MarkCall = Callable[[str, str], None]
 """Function called with the device and the call's name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """Maximum plausible counts; a driver that reports more is faulty."""
-SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
+SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung during a query of this device")
 
 
 class DeviceFinder:

@@ -131,7 +131,7 @@ class StepReporter:
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
         """Write all steps whose losses are known; if `wait` is True, also those whose losses are still on a
-        GPU."""
+        GPU. Return the same as `add`."""
         bad = self._write(wait=wait)
         # On the CPU losses are known at once.
         if wait or not self._on_gpu:
