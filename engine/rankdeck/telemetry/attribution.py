@@ -24,8 +24,8 @@ _DEVICE_FILES = "/dev/nvidia"
 
 
 class ProcessIdentity(NamedTuple):
-    """Identity of a process. A field is None if this user has no permission to read it; for a foreign
-    process, only `foreign` is set."""
+    """Identity of a process. A field is None if this user has no permission to read it; for a
+    process of another namespace, only `foreign` is set."""
 
     name: str | None
     foreign: bool

@@ -159,7 +159,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_available(self) -> bool:
-        """Whether `auto` takes the device."""
+        """Whether the device selection `auto` can include the device."""
         return self.is_in_gpu_all and self.is_free
 
     @property

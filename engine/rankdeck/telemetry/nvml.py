@@ -176,8 +176,8 @@ class NvmlProvider(Provider):
                 code="slow",
                 uuid=gpu.device.uuid,
                 message=phrase(
-                    "GPU {index}: the driver took {took:.1f} s to report {names}, so Rankdeck "
-                    "now asks only once every {rest:.0f} s.",
+                    "GPU {index}: the driver took {took:.1f} s to report {names}, so this query "
+                    "now runs only once every {rest:.0f} s.",
                     index=gpu.device.index,
                     took=took_s,
                     names=names,

@@ -1,6 +1,6 @@
 """List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
-A GPU that does not answer is listed as lost, with the driver's error, and the others are listed as usual.
+A GPU that does not answer is listed as lost, with the driver's error; all other GPUs are listed normally.
 NVML's indices are in PCI order, but CUDA's may not be, so everything is stored by UUID.
 """
 
@@ -32,7 +32,7 @@ MarkCall = Callable[[str, str], None]
 """Function called with the device and the call's name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """Maximum plausible counts; a driver that reports more is faulty."""
-SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
+SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung during a query of this device")
 
 
 class DeviceFinder:

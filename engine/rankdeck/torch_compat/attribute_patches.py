@@ -1,4 +1,4 @@
-"""Attributes of torch that are replaced temporarily."""
+"""Replace attributes of torch's classes and modules, and restore them later."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def own_tensors(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """Return the tables of weights and buffers; new entries of the table of weights must be Parameters."""
+    """Return the module's own dicts of weights and buffers, not copies; new weights must be Parameters."""
     weights: Any = module._parameters
     return weights, module._buffers
 

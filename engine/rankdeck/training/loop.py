@@ -352,7 +352,10 @@ class Evaluator:
         self._loader: Loader = build_loader(heldout, sampler, workers=workers, pin_memory=pin_memory)
 
     def run(self, step: int, *, final: bool, beat: Callable[[], None] = lambda: None) -> events.Evaluation:
-        """Evaluate after `step`, with the same result on every rank. `beat` is called before each batch."""
+        """Evaluate after `step`; return the result, which is the same on every rank.
+
+        `beat` is called before each batch.
+        """
         started = time.monotonic()
         total = count = correct = 0.0
         knows_correct = self._has_classes and self._strategy.loss.count_correct is not None

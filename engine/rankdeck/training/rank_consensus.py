@@ -68,8 +68,9 @@ class RankConsensus:
         os.pwrite(self._file, _STEPS_FORMAT.pack(*(steps.get(what, 0) for what in _ACTIONS)), 0)
 
     def propose(self, what: str, step: int) -> None:
-        """Schedule an action for step `step + lead_steps`; called on rank 0 once `step` has ended. An action
-        that is already scheduled keeps its step."""
+        """Schedule action `what` for step `step + lead_steps`, unless the action is already scheduled.
+
+        Called on rank 0 once `step` has ended."""
         assert self._rank == 0
         steps = self._read_steps()
         if not steps.get(what):

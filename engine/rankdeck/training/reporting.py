@@ -120,7 +120,10 @@ class StepReporter:
         self._flush_interval_s = FLUSH_INTERVAL_S / 2 if self._on_gpu else FLUSH_INTERVAL_S
 
     def add(self, facts: StepFacts) -> tuple[int, float] | None:
-        """Add a step."""
+        """Add a step; at intervals, write the steps whose losses have reached the CPU.
+
+        Return (step, loss sum) for the first written loss that is NaN or infinite; None if all are finite.
+        """
         self._steps.append(facts)
         if time.monotonic() - self._last_sent_s >= self._flush_interval_s:
             self._start_copy()
@@ -128,7 +131,7 @@ class StepReporter:
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
         """Write all steps whose losses are known; if `wait` is True, also those whose losses are still on a
-        GPU."""
+        GPU. Return the same as `add`."""
         bad = self._write(wait=wait)
         # On the CPU losses are known at once.
         if wait or not self._on_gpu:

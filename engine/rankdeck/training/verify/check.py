@@ -163,7 +163,7 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """The number of samples in a microstep of the run, and the number of them in one forward pass."""
+        """Number of samples in a microstep of the run, and number of samples in one of its forward passes."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)

@@ -112,8 +112,8 @@ class Noise:
         )
 
     def explains(self, expected: Tensor, got: Tensor, change: Tensor) -> bool:
-        """Check whether rounding errors explain the difference between `expected` and `got`: whether its norm
-        is at most a share of the norm of `change`. The share depends on the precision."""
+        """Check whether rounding errors explain the difference between `expected` and `got`: whether the norm
+        of this difference is at most a share of the norm of `change` that depends on the precision."""
         share = _NORM_TOLERANCE[self.precision]
         return share > 0 and _norm(expected - got) <= share * _norm(change)
 

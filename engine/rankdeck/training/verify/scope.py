@@ -207,8 +207,8 @@ def _enough_microbatches(strategy: Choice, stages: int) -> int:
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
-    """Return the size of the smallest batch that is split like the run's, with two samples per forward pass
-    if possible."""
+    """Return the size of the smallest batch that can be split into as many parts as the run's global batch,
+    with two samples per forward pass if possible; return the global batch size if no smaller batch works."""
     slices, stages = STRATEGIES[strategy.use].batch_split(strategy.options, num_devices)
     forwards = 1
     if stages > 1:

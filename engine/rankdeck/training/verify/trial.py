@@ -208,7 +208,9 @@ _Fingerprint = tuple[float, float]
 
 @torch.no_grad()
 def rank_distances(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
-    """Return, by name, how far gradients or weights differ between ranks, relative to the tensor's norm.
+    """Return, by name, how far weights (or their gradients, if `in_gradients` is True) differ between ranks.
+
+    Each difference is relative to the tensor's norm.
 
     Tensors that are bitwise equal are left out. All ranks of a run call this together.
     """
