@@ -187,8 +187,7 @@ class ParameterChecks:
             is_enabled = self._torch.is_grad_enabled()
             if any(ref() is module for ref in self._probed_models):
                 self._is_model_in_graph = is_enabled
-            # A module around others may have a parameter that it does not use (a mask token).
-            if module._modules and not type(module).__module__.startswith("torch."):
+            if self._may_leave_unused(module):
                 return
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) not in (self._without or {}):
@@ -206,6 +205,15 @@ class ParameterChecks:
                     self._ran.setdefault(id(parameter), "disabled")
         except Exception as error:
             self._session.disable_part(PART, error)
+
+    def _may_leave_unused(self, module: Any) -> bool:
+        """Check whether a module may run without using its own parameters, as a model its mask token: it has
+        modules inside it, and some of its parameters get gradients. Those of an adapter around a frozen layer
+        all get none."""
+        if not module._modules or type(module).__module__.startswith("torch."):
+            return False
+        without = self._without or {}
+        return any(p.requires_grad and id(p) not in without for p in module.parameters())
 
     def _has_trained_input(self, inputs: Any) -> bool:
         """Check whether one of a module's inputs was computed from parameters that get gradients."""

@@ -52,7 +52,7 @@ _SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ObservedProcess]:
-    return observe_scripts(_SCRIPTS, tmp_path_factory.mktemp("inputs"))
+    return observe_scripts(_SCRIPTS, tmp_path_factory.mktemp("inputs"), RANKDECK_OBSERVE="check")
 
 
 def _facts(process: ObservedProcess) -> tuple[str | None, dict[str, object]]:

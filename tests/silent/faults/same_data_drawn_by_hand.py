@@ -2,7 +2,7 @@
 would add the rank to the seed. Class: samples, the same on all ranks, without a DataLoader."""
 
 # ranks: 2
-# expect: same-data-on-all-ranks
+# expect-check: same-data-on-all-ranks
 # words: same samples|seed
 
 import torch
