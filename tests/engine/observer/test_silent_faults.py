@@ -94,6 +94,22 @@ optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.
 for _ in range(40):
     optimizer.zero_grad(); loss_of(net).backward(); optimizer.step()
 """
+_ADAPTER = """
+from torch.utils.checkpoint import checkpoint
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(16, 16).requires_grad_({base_trains})
+        self.down = nn.Parameter(torch.randn(2, 16))
+    def forward(self, x):
+        return self.base(x){use}
+net = nn.ModuleList([nn.Linear(8, 16).requires_grad_(False), Adapted(), nn.Linear(16, 1)])
+optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.01)
+for _ in range(40):
+    hidden = {hidden}
+    optimizer.zero_grad(); net[2](hidden).square().mean().backward(); optimizer.step()
+"""
+_ADDED = " + x @ self.down.T @ self.down"
 _HEAD = """
 {early}
 net[3] = nn.Linear(16, 1)
@@ -234,6 +250,17 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "a cut graph": (_CUT.format(hidden="hidden.detach()"), {"no-gradient-graph"}),
     "an unused head": (_CUT.format(hidden="hidden"), set()),
     "a re-entrant checkpoint": (_CHECKPOINTED.format(reentrant=True), {"no-gradient-checkpoint"}),
+    "a checkpointed adapter": (
+        _ADAPTER.format(
+            base_trains=False, use=_ADDED, hidden="checkpoint(net[1], net[0](x), use_reentrant=True)"
+        ),
+        {"no-gradient-checkpoint"},
+    ),
+    "a cut adapter": (
+        _ADAPTER.format(base_trains=False, use=_ADDED, hidden="net[1](net[0](x)).detach()"),
+        {"no-gradient-graph"},
+    ),
+    "an unused parameter": (_ADAPTER.format(base_trains=True, use="", hidden="net[1](net[0](x))"), set()),
     "a checkpoint": (_CHECKPOINTED.format(reentrant=False), set()),
     "a replaced head": (
         _HEAD.format(early="optimizer = torch.optim.SGD(net.parameters(), 0.01)", late=""),
@@ -353,6 +380,7 @@ def test_an_anomaly_names_its_place(processes: dict[str, ObservedProcess]) -> No
     assert clipped.line.endswith(f"clips_scaled_gradients.py:{line}")
     assert (clipped.step, clipped.numbers["scale"], clipped.numbers["limit"]) == (1, 2.0**14, 1.0)
     assert first("a cut graph").names == ["front.weight", "front.bias"]
+    assert first("a checkpointed adapter").names == ["1.down"]
     assert first("a re-entrant checkpoint").names == ["block.weight", "block.bias"]
     replaced = first("a replaced head")
     assert replaced.names == ["3.weight", "3.bias"]
