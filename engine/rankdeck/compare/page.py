@@ -124,7 +124,7 @@ def _title(comparison: Comparison) -> str:
     names = [run.name for run in comparison.runs]
     rest = len(names) - 2
     more = f" and {rest} other{'s' if rest > 1 else ''}" if rest > 0 else ""
-    return f"{names[0]} beside {names[1]}{more}" if len(names) > 1 else names[0]
+    return f"{names[0]} vs. {names[1]}{more}" if len(names) > 1 else names[0]
 
 
 def _run_chip(comparison: Comparison, index: int) -> Mapping[str, Any]:

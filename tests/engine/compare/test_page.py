@@ -116,4 +116,4 @@ def test_runs_without_metrics_have_a_page(tmp_path: Path) -> None:
     run = load_run(RunRef(empty.path))
     empty.lose()
     page = render_comparison(compare_runs([run.run, run.run]), [run.state, run.state], "samples")
-    assert "<svg" not in page and "empty beside empty" in page
+    assert "<svg" not in page and "empty vs. empty" in page

@@ -216,7 +216,7 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "eval-while-training": (
         "eval-while-training",
         {"names": ["2 Dropout"], "numbers": {"names": 1, "was_training": 4}},
-        "from step 5 on: 2 Dropout",
+        "behave as in evaluation: 2 Dropout",
         "after each evaluation",
     ),
     "layers-eval-while-training": (
@@ -227,7 +227,7 @@ _ANOMALIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "train-while-evaluating": (
         "train-while-evaluating", {"names": ["1 BatchNorm2d"], "numbers": {"names": 1, "batches": 3}},
-        "training mode: 1 BatchNorm2d", "model.eval()",
+        "training mode. Layers that behave as in training: 1 BatchNorm2d", "model.eval()",
     ),
     "nothing-loaded-with": (
         "nothing-loaded",

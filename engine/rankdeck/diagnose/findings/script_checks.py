@@ -48,7 +48,8 @@ def _eval_while_training(event: events.Anomaly) -> Report:
     before = number_of(event, "was_training")
     return (
         phrase(
-            "The model trains in evaluation mode from step {step} on: {layers} behave as in evaluation.",
+            "The model trains in evaluation mode from step {step} on. Layers that behave as in evaluation: "
+            "{layers}.",
             step=event.step,
             layers=list_names(event),
         ),
@@ -70,7 +71,7 @@ def _layers_eval_while_training(event: events.Anomaly) -> Report:
     return (
         phrase(
             "{modules} trains in evaluation mode from step {step} on, while the rest of the model is in "
-            "training mode: {layers} behave as in evaluation.",
+            "training mode. Layers that behave as in evaluation: {layers}.",
             modules=phrase("{names} and {n} more", names=paths, n=more) if more > 0 else paths,
             step=event.step,
             layers=layers,
@@ -90,7 +91,7 @@ def _layers_eval_while_training(event: events.Anomaly) -> Report:
 def _train_while_evaluating(event: events.Anomaly) -> Report:
     return (
         phrase(
-            "The model is evaluated in training mode: {layers} are active as in training.",
+            "The model is evaluated in training mode. Layers that behave as in training: {layers}.",
             layers=list_names(event),
         ),
         phrase(
