@@ -28,7 +28,7 @@ def state_text(run: LiveRun) -> str:
 
 
 def progress_texts(run: LiveRun) -> list[str]:
-    """Return the run's strategy and step; before the first step, its current phase."""
+    """Return the run's strategy, and its step or, before the first step, its current phase."""
     strategy = strategy_title(run.strategy) if run.strategy else ""
     if run.step is None:
         return [strategy, run.phase_text() or ""]

@@ -332,7 +332,9 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return each curve's (min, max) over the x range of a label `width_px` pixels wide at the right."""
+        """Return (min, max) of each curve over the x range of a label that ends at `_x` and is `width_px` wide.
+
+        Curves without values in that range are left out."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Hooks:
-    """The functions that are called at one event. A function's first error disables its part.
+    """The functions that are called at one event. Each belongs to a part of the observer, and a function's
+    first error disables its whole part.
 
     Most events occur in every step, so a part that needs an event only for a while adds its function for that
     time and then removes it.

@@ -124,8 +124,8 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return an empty tensor with the shape and dtype of a grouped matmul's result. torch itself infers this
-    shape only for bf16, although the shape does not depend on values."""
+    """Return an empty tensor with the shape and dtype of a grouped matmul's result. torch itself infers the
+    shape only for bf16 inputs, although it does not depend on the dtype."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.dim() == right.dim() == 3:
         shape = (left.shape[0], *shape)
