@@ -111,9 +111,7 @@ class MemoryTracker:
         ledger = self.ledger
         if ledger is None or _num_modes(self._torch) != 1 or not ledger.is_on_top():
             return contextlib.nullcontext()
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        return _disable_current_modes()
+        return ledger.pause()
 
     def leave(self) -> bool:
         """Exit the ledger's mode; return whether that was possible."""

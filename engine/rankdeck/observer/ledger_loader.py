@@ -29,7 +29,7 @@ def load_ledger(failed: Callable[[Exception], None]) -> Any:
         __import__(_LEDGER_PACKAGE + ".memory." + module)
     make_mode = _make_mode(sys.modules[_LEDGER_PACKAGE + ".memory.ledger_mode"], failed)
     dispatch = sys.modules[_LEDGER_PACKAGE + ".torch_compat.dispatch"]
-    return _make_ledger(sys.modules[_LEDGER_PACKAGE + ".memory.ledger"], make_mode, dispatch.top_mode)
+    return _make_ledger(sys.modules[_LEDGER_PACKAGE + ".memory.ledger"], make_mode, dispatch)
 
 
 def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
@@ -88,7 +88,7 @@ def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any
     return _Mode
 
 
-def _make_ledger(ledger_module: Any, make_mode: Any, top_mode: Callable[[], Any]) -> Any:
+def _make_ledger(ledger_module: Any, make_mode: Any, dispatch: Any) -> Any:
     class _Following(ledger_module.Ledger):
         mode: Any = None
 
@@ -97,7 +97,10 @@ def _make_ledger(ledger_module: Any, make_mode: Any, top_mode: Callable[[], Any]
             return self.mode
 
         def is_on_top(self) -> bool:
-            return top_mode() is self.mode
+            return dispatch.top_mode() is self.mode
+
+        def pause(self) -> Any:
+            return dispatch.without_modes()
 
         def give_up(self) -> None:
             self.mode.is_off = True

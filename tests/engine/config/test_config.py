@@ -73,7 +73,7 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
             "true or false",
         ),
         ("[data]\nworkers = 65", "wrong-value", "data.workers", "at most 64"),
-        ("[launch]\ntimeout_s = 0", "wrong-value", "launch.timeout_s", "more than 0"),
+        ("[launch]\ntimeout_s = 0", "wrong-value", "launch.timeout_s", "greater than 0"),
         ("[model]\nargs = { hidden = 5 }", "wrong-value", "model.args.hidden", "list"),
         ("[model]\nargs = { dropout = 1 }", "wrong-value", "model.args.dropout", "less than 1"),
         (
@@ -86,7 +86,12 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
         ('[data]\nuse = "digits"\nargs = { path = "a" }', "unknown-option", "data.args.path", "no options"),
         ('[loss]\nuse = "hinge"', "unknown-choice", "loss.use", "cross_entropy, mse or model"),
         ('[train]\nschedule = { use = "cosin" }', "unknown-choice", "train.schedule.use", "cosine"),
-        ('[train]\noptimizer = { use = "sgd", lr = -1 }', "wrong-value", "train.optimizer.lr", "more than 0"),
+        (
+            '[train]\noptimizer = { use = "sgd", lr = -1 }',
+            "wrong-value",
+            "train.optimizer.lr",
+            "greater than 0",
+        ),
         ('[train]\noptimizer = { use = "sgd", eps = 1 }', "foreign-option", "train.optimizer.eps", "adamw"),
         ("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs", "Keep only one"),
         (

@@ -132,15 +132,6 @@ def _cause(observations: Mapping[int, events.Observed], num_ranks: int) -> tuple
     # Runs of older versions have no facts about samplers.
     if not all(samplers):
         return "", _SAMPLER_ADVICE
-    # Without a loader, the batches come from the global generator, which has the same seed everywhere.
-    if all(sampler.get("drawn") for sampler in samplers):
-        return (
-            phrase("The script draws its batches itself, and in the same way on each rank."),
-            phrase(
-                "Add the rank to the seed once the model is built: torch.manual_seed(seed + "
-                "dist.get_rank()). Or let each rank draw from its own part of the data."
-            ),
-        )
     # DataLoader(shuffle=True) alone: equal seeds, so equal orders.
     if all(share is None for share in shares):
         return _cause_without_shares(samplers[0])
@@ -199,6 +190,15 @@ _SAMPLER_ADVICE = phrase(
 
 
 def _cause_without_shares(sampler: Mapping[str, Any]) -> tuple[str, str]:
+    # Without a loader, the batches come from the global generator, which has the same seed everywhere.
+    if sampler.get("drawn"):
+        return (
+            phrase("The script draws its batches itself, and in the same way on each rank."),
+            phrase(
+                "Add the rank to the seed once the model is built: torch.manual_seed(seed + "
+                "dist.get_rank()). Or let each rank draw from its own part of the data."
+            ),
+        )
     if sampler.get("iterable"):
         return (
             phrase("The IterableDataset yields all samples on each rank."),
