@@ -7,13 +7,13 @@ import pytest
 from tests.helpers.observed_process import ObservedProcess, observe_scripts
 
 _SCRIPT = """
-import tempfile, torch
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
-dist.init_process_group("gloo", init_method="file://" + tempfile.mkdtemp() + "/store", rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 class Net(nn.Linear):
     def forward(self, x, scale=1.0):
         return super().forward(x) * scale

@@ -8,12 +8,12 @@ from rankdeck import events
 from tests.helpers.observed_process import ObservedProcess, observe_scripts
 
 _SCRIPT = """
-import tempfile, torch
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 torch.manual_seed(0)
-dist.init_process_group("gloo", init_method="file://" + tempfile.mkdtemp() + "/store", rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 held_out = TensorDataset(torch.randn({num}, 8), torch.randn({num}, 1))
 net = nn.Linear(8, 1)
