@@ -332,7 +332,7 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return (min, max) of each curve over the x range of a label that ends at `_x` and is `width_px` wide.
+        """Return (min, max) of each curve over the x range of a label that ends at `_x`, `width_px` wide.
 
         Curves without values in that range are left out."""
         left = self._x - width_px * self._x_pixel

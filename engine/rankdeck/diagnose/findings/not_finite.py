@@ -114,7 +114,9 @@ def _describe(event: events.Anomaly) -> str:
     if not event.numbers.get("loss"):
         return plural_phrase(
             tr_noop("the loss of step {step} is finite, but the gradient of {names} is not"),
-            tr_noop("the loss of step {step} is finite, but {n} gradients are not; nearest to the loss: {names}"),
+            tr_noop(
+                "the loss of step {step} is finite, but {n} gradients are not; nearest to the loss: {names}"
+            ),
             number_of(event, "gradients"),
             step=step,
             names=names,
