@@ -2,7 +2,7 @@
 
 An event is one appended record. Each writer (a rank, the supervisor, the sampler) has its own file and
 numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. A
-line stores several steps as columns and takes 12 bytes per step; with one line per step, it would be 104
+line of steps stores several of them as columns and takes 12 bytes per step; a line per step would take 104
 bytes. Readers skip, count and report events of unknown kinds and of newer versions. run_dir/ appends the
 lines and reads them.
 """

@@ -231,8 +231,8 @@ class Fixes(QObject):
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Apply the changes to a run. If the run is live, stop it first, but only if the changes are valid
-        for its configuration and its code is trusted."""
+        """Apply the changes to a run if they are valid for its configuration and the run's code is trusted.
+        If the run is live, save a checkpoint and stop it first."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return

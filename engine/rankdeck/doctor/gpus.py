@@ -179,17 +179,22 @@ def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
     if process.foreign:
         return phrase("GPU {index}: {size} held by process {pid} outside this container (NVML)", **facts)
     run, age_s = _ended_run_of(process.pid), _age_s(process.pid)
-    facts |= {"name": process.name, "age": phrase("unknown") if age_s is None else format_duration(age_s)}
+    started = (
+        phrase("start time unknown")
+        if age_s is None
+        else phrase("started {age} ago", age=format_duration(age_s))
+    )
+    facts |= {"name": process.name, "started": started}
     if run is not None:
         template = (
-            "GPU {index}: {size} held by {name} ({pid}) for {age}, of {run}, which is over (NVML, /proc)"
+            "GPU {index}: {size} held by {name} ({pid}, {started}) of {run}, which is over (NVML, /proc)"
         )
         return phrase(template, run=run, **facts)
     if _is_suspended(process.pid):
         return phrase(
-            "GPU {index}: {size} held by {name} ({pid}, suspended) for {age} (NVML, /proc)", **facts
+            "GPU {index}: {size} held by {name} ({pid}, suspended, {started}) (NVML, /proc)", **facts
         )
-    return phrase("GPU {index}: {size} held by {name} ({pid}) for {age} (NVML, /proc)", **facts)
+    return phrase("GPU {index}: {size} held by {name} ({pid}, {started}) (NVML, /proc)", **facts)
 
 
 def _run_of(pid: int) -> RunDir | None:

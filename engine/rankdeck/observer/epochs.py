@@ -63,8 +63,7 @@ class EpochTracker:
             self.has_reported = True
             is_distinct = len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT
             if is_distinct and not self._is_divided:
-                digest = hashlib.blake2b(repr(first_batches).encode(), digest_size=8).hexdigest()
-                self._session.record_facts(first_batches=digest)
+                self._session.record_facts(first_batches=digest_of(first_batches))
 
     def on_epoch_end(self, iterator: Any) -> None:
         """Handle the end of a complete pass over a training loader."""
@@ -86,8 +85,8 @@ class EpochTracker:
 
 
 def _num_rows(root: Any) -> int:
-    """Return the size of the first dimension of the tensor nearest to a loss in the loss's graph; 0 if there
-    is none."""
+    """Return the size of the first dimension of the tensor nearest to `root`, the graph node of a loss, that
+    is not a scalar; 0 if none is found."""
     visited: set[Any] = set()
     waiting = [root]
     while waiting and len(visited) < _MAX_NODES:
@@ -100,6 +99,11 @@ def _num_rows(root: Any) -> int:
                 return int(metadata.shape[0])
         waiting.extend(following for following, _ in node.next_functions)
     return 0
+
+
+def digest_of(batches: list[list[Any]]) -> str:
+    """Return a digest of the numbers read from some batches; equal batches have equal digests."""
+    return hashlib.blake2b(repr(batches).encode(), digest_size=8).hexdigest()
 
 
 def numbers_of(tensor_class: Any, batch: Any) -> list[Any]:

@@ -111,14 +111,11 @@ class LossTracker:
             self.readings.pop()
 
     def _loss_of(self, tensors: Any) -> Any:
-        if not has_active_modes(self._torch):
-            return self._sum_losses(tensors)
-        with self._session.pause_tracking():
-            return None if has_active_modes(self._torch) else self._sum_losses(tensors)
-
-    def _sum_losses(self, tensors: Any) -> Any:
         if not tensors:
             return None
+        if has_active_modes(self._torch):
+            with self._session.pause_tracking():
+                return None if has_active_modes(self._torch) else self._loss_of(tensors)
         for tensor in tensors:
             if tensor.numel() != 1:
                 return None

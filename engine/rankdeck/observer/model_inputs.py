@@ -7,9 +7,8 @@ tensors in host memory. Read epochs.py first, which does the same for the batche
 from __future__ import annotations
 
 import functools
-import hashlib
 
-from .epochs import NUM_FIRST_BATCHES, numbers_of
+from .epochs import NUM_FIRST_BATCHES, digest_of, numbers_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class FirstInputs:
         # A fixed batch, as in a benchmark, is meant to be the same everywhere.
         is_drawn = all(self._inputs) and len(digests) == NUM_FIRST_BATCHES
         if is_drawn and session.samples is None and "first_batches" not in session.facts:
-            digest = hashlib.blake2b(repr(self._inputs).encode(), digest_size=8).hexdigest()
-            session.record_facts(first_batches=digest, sampler={"drawn": True})
+            session.record_facts(first_batches=digest_of(self._inputs), sampler={"drawn": True})
 
 
 def install(module: Any, session: RankSession) -> None:

@@ -186,7 +186,9 @@ def _descend(node: Any, depth: int) -> Any:
 
 
 def memory_bytes(torch: Any) -> tuple[int, int]:
-    """Return (bytes of this process that belong to no file, allocated bytes on its current GPU)."""
+    """Return (private resident bytes of this process, allocated bytes on its current GPU).
+
+    The first number excludes file pages and shared memory, and is 0 except on Linux."""
     host = 0
     if sys.platform == "linux":
         with open("/proc/self/statm", "rb") as file:

@@ -186,7 +186,8 @@ def index_file(folder: Path) -> Path:
 
 
 def read_index(folder: Path) -> _IndexRows:
-    """Return a folder's cached rows; empty if the file is of another folder or version, or damaged."""
+    """Return a folder's cached rows; empty if the cache file is missing, damaged, or was written for another
+    folder or by another version."""
     try:
         data = files.read_bytes(index_file(folder), _MAX_BYTES)
         if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):

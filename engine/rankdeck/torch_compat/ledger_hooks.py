@@ -95,7 +95,8 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 
     def _patch_threads(self) -> None:
-        """Track threads and pool jobs that start from now on, because each thread has its own modes."""
+        """Track threads and pool jobs that start from now on, because modes belong to a
+        thread."""
         start, submit = threading.Thread.start, ThreadPoolExecutor.submit
         helping, paused = self._worker_context, self._paused
 

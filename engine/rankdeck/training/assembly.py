@@ -155,8 +155,10 @@ def build(
 
 
 def _check_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
-    """Check gradients and their hooks. Raises: ModelError, ConfigError for sparse gradients that the run does
-    not support, or for hooks whose results would differ from those on one device."""
+    """Check gradients and their hooks.
+
+    Raises: ConfigError or ModelError for sparse gradients that the run does not support; ModelError for hooks
+    whose results would differ from those on one device."""
     check_sparse_gradients(model, strategy, workload.config)
     check_gradient_hooks(model, workload.build_model, strategy, workload.config)
 

@@ -36,7 +36,7 @@ def _batches_of_one_class(event: events.Anomaly) -> Report:
             batches=number_of(event, "batches"),
         ),
         phrase(
-            "in one pass over the data, the samples of each of {classes} classes follow one another",
+            "in one pass over the data, each of {classes} classes appears as one unbroken block of samples",
             classes=number_of(event, "classes"),
         ),
         # A DataLoader refuses shuffle=True for an IterableDataset.

@@ -166,20 +166,20 @@ def _advise(step: int, backwards: int, event: events.Anomaly | None) -> str:
         )
     if numbers.get("module"):
         return phrase(
-            "Look for log(0), a division by 0, exp or fp16 values above 65504 in that module, and clamp "
-            "their input."
+            "In that module, look for log(0), a division by 0, an exp that overflows, or results above 65504 "
+            "in fp16, and clamp the input of that operation."
         )
     if "outputs" in numbers and not numbers.get("weights"):
         return phrase(
             "Look where the script computes the loss from the model's output: for a mean over nothing (an "
-            "empty mask, a batch whose labels are all ignored), log(0), a division by 0, or exp or fp16 "
-            "values above 65504."
+            "empty mask, a batch whose labels are all ignored), log(0), a division by 0, an exp that "
+            "overflows, or results above 65504 in fp16."
         )
     if numbers and not numbers.get("weights"):
         return phrase(
-            "Look for log(0), a division by 0, exp or fp16 values above 65504 in the forward pass and the "
-            "loss, and clamp their input. With --observe full, the first module whose output is not finite "
-            "is reported."
+            "In the forward pass and the loss, look for log(0), a division by 0, an exp that overflows, or "
+            "results above 65504 in fp16, and clamp the input of that operation. "
+            "With --observe full, the first module whose output is not finite is reported."
         )
     if step == 1:
         return phrase("Check the batch, the model's outputs and the loss before the first update.")
