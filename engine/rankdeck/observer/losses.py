@@ -119,6 +119,8 @@ class LossTracker:
         for tensor in tensors:
             if tensor.numel() != 1:
                 return None
+        if len(tensors) == 1 and not self.with_scaler and not self.with_unknown_scale:
+            return tensors[0]  # As in nearly all steps: a shortcut.
         with self._torch.no_grad():
             losses = [unscale(tensor) for tensor in tensors] if self.with_scaler else tensors
             for loss, tensor in zip(losses, tensors):

@@ -168,6 +168,7 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     ),
     "enabled": (_train("net = Net()"), set()),
     "a target network": (_train(_TARGET, after="follow()"), set()),
+    "a target network that is copied rarely": (_train(_TARGET, "SGD(net.parameters(), 1e-3)"), set()),
     "a target network whose output is detached": (_train(_DETACHED_TARGET, after="follow()"), set()),
     "a codebook of moving averages": (_train(_CODEBOOK, loss="net.loss()"), set()),
     "a codebook that nothing moves": (
