@@ -24,14 +24,14 @@ class ThreadState:
 
 
 class ThreadLocalState(threading.local):
-    """Holder of the calling thread's state."""
+    """Thread-local storage for each thread's `ThreadState`."""
 
     def __init__(self) -> None:
         self.state = ThreadState()
 
 
 class Scope:
-    """Context that sets some fields of this thread's state, and restores them on exit."""
+    """Context manager that sets some fields of this thread's state and restores them on exit."""
 
     __slots__ = ("_device", "_is_transfer", "_kind", "_saved", "_sets_kind", "_state")
 

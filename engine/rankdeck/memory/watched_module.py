@@ -30,8 +30,8 @@ class WatchedModule:
         self._step_phase: Scope | None = None
 
     def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
-        """Add the tensors to `storages`, and hook into the optimizer; `phase` labels what the optimizer's
-        step allocates."""
+        """Add the tensors to `storages`, and register hooks on the optimizer; `phase(kind)` returns the Scope
+        in which the optimizer's step runs."""
         storages.adopt(self._module.parameters(), 0, "parameters")
         storages.adopt(self._module.buffers(), 0, "buffers")
         self._adopt_gradients(storages)

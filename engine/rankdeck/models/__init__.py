@@ -1,4 +1,5 @@
 """Small built-in models, their losses, and activation checkpointing.
 
-Each model's file has `build(**args) -> nn.Module`, imported by the catalogue on demand. Start at base.py.
+Each model's file defines `build(**args) -> nn.Module`; the catalogue imports the file on demand. Start at
+base.py.
 """

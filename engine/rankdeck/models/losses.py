@@ -42,7 +42,7 @@ class Loss:
     is_in_model: bool = False
     """Whether the model's forward() computes the loss from the batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
-    """Function that returns the reason why the losses of microbatches do not always add up to the batch's
+    """Function that returns the reason why the losses of micro-batches do not always add up to the batch's
     loss, or None if no reason was found."""
 
 
@@ -67,7 +67,7 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), targets.reshape(-1)
     raise ModelError(
         phrase(
-            "cross_entropy cannot pair outputs {outputs} with targets {targets}.",
+            "cross_entropy cannot match outputs of shape {outputs} with targets of shape {targets}.",
             outputs=tuple(outputs.shape),
             targets=tuple(targets.shape),
         ),
@@ -117,8 +117,8 @@ def _get_field(outputs: Any, name: str) -> Any:
 
 
 def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """Turn the `.loss` of `outputs`, a mean over `.count` targets, into a sum. If `outputs` has no `.count`,
-    `counts` finds the number of targets."""
+    """Return (sum, count) for the `.loss` of `outputs`, which is a mean over `.count` targets. If `outputs`
+    has no `.count`, `counts` finds the number of targets."""
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
@@ -295,9 +295,9 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Return the total divisor of a loss that is divided by `other` and, if set, by `divisor`. autograd
-    passes a Python number as a tensor that no dispatch mode can handle. Such an `other`, like every 0-dim CPU
-    tensor, is turned back into a number without a copy."""
+    """Return the total divisor of a loss that is divided by `other` and, if set, by `divisor`. Autograd
+    passes a Python number as a tensor that no dispatch mode can handle, so every 0-dim CPU tensor is
+    converted to a number, without a copy."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor
@@ -330,7 +330,7 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 class MeanCounter:
     """Counter of the targets in a batch over which the model's own loss averages. `mismatch` is the
-    reason why the losses of microbatches do not add up to the batch's loss; None if none was found."""
+    reason why the losses of micro-batches do not add up to the batch's loss; None if none was found."""
 
     def __init__(self) -> None:
         self.mismatch: Phrase | None = None

@@ -7,7 +7,7 @@ the syntax of Python 3.9, and touches torch only after the script has imported i
     inject/sitecustomize.py    runs the user's own sitecustomize, and installs the observer
     imports.py, parts.py       run a part right after the import of the module that the part observes
     session.py, writer.py      the state of this process; the lines that it writes to the run's event files
-    early_stacks.py            the stacks of any process, before it is a rank
+    early_stacks.py            the stacks of any process that is not a rank yet
     steps.py, losses.py, ...   the parts: each is a function of (module, session)
     metrics.py, loggers.py     values that scripts log, with logging libraries or log.py (`rankdeck.log`)
     memory.py                  memory by owner

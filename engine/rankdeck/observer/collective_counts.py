@@ -39,8 +39,8 @@ class CollectiveCounts:
         self._num_leaders = 0
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Count the optimizers that have led. A second leader, whose steps are not comparable, ends the
-        reports."""
+        """Count the optimizers that have been the leading one. After a second one, whose steps are not
+        comparable, changes are no longer reported."""
         self._num_leaders += 1
 
     def add(self, name: str, frame: Any, values: Iterable[Any]) -> None:
@@ -57,7 +57,7 @@ class CollectiveCounts:
             self._session.on_step.add(PART, self.on_step)
 
     def on_step(self, _: Any) -> None:
-        """Compare the calls of a step with those of the step before."""
+        """Compare a step's calls with those of the previous step."""
         calls, self._calls = self._calls, {}
         if self._num_leaders > 1 or self._num_changes >= _MAX_CHANGES:
             return

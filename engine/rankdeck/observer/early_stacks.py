@@ -13,7 +13,7 @@ import faulthandler
 import os
 
 _MIN_FD, _MAX_FD = 512, 1024
-"""Range of the file's descriptor: above those that the script's own files get, below the usual limit."""
+"""Range for the file's descriptor: above the descriptors of the script's own files, below the usual limit."""
 # Python does not offer memfd_create if it was built with an old C library.
 _TEMPORARY_FOLDER, _O_TMPFILE = "/dev/shm", getattr(os, "O_TMPFILE", 0o20200000)
 

@@ -85,8 +85,8 @@ class EpochTracker:
 
 
 def _num_rows(root: Any) -> int:
-    """Return the size of the first dimension of the tensor nearest to `root`, the graph node of a loss, that
-    is not a scalar; 0 if none is found."""
+    """Return the size of the first dimension of the non-scalar tensor nearest to `root`, the graph node of a
+    loss; 0 if none is found."""
     visited: set[Any] = set()
     waiting = [root]
     while waiting and len(visited) < _MAX_NODES:

@@ -37,7 +37,7 @@ class EvalCall:
         self.step, self.num_batches = step, num_batches
         self.line = script_line()
         self.unchanged_ids = {id(part) for part in module.modules() if not part.training}
-        """Ids of the modules that were already in evaluation mode, among `module` and those inside it."""
+        """Ids of those among `module` and its submodules that were already in evaluation mode."""
         self.is_on_part = False
         """Whether the script called `eval` on a part of another object, before the first step."""
         self.has_run = False
@@ -131,7 +131,7 @@ class EvalCalls:
 
     def last_on(self, module: Any) -> EvalCall | None:
         """Return the last call that put `module` into evaluation mode: a call on `module` or on a module
-        around it or, if there is none, on a module inside it."""
+        that contains it or, if there is none, on one of its submodules."""
         parts = {id(part) for part in module.modules()}
         inside: EvalCall | None = None
         for call in reversed(list(self._calls.values())):
@@ -151,7 +151,7 @@ class EvalCalls:
 
 
 def install(torch: Any, on_eval: Any) -> None:
-    """Call `on_eval` with each module on which `eval` is called, but not with the modules inside it."""
+    """Call `on_eval` with each module on which `eval` is called, but not with its submodules."""
     module_type = torch.nn.Module
     # Module.eval calls train(False), and so do the classes that have an `eval` of their own.
     train = module_type.train

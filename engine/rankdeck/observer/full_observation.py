@@ -107,7 +107,8 @@ class MemoryTracker:
             self.leave()
 
     def pause(self) -> Any:
-        """Return a context in which the ledger observes nothing, unless the script has a mode of its own."""
+        """Return a context in which the ledger observes nothing. If the script has entered a mode of its own,
+        the context has no effect."""
         ledger = self.ledger
         if ledger is None or _num_modes(self._torch) != 1 or not ledger.is_on_top():
             return contextlib.nullcontext()
@@ -182,7 +183,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Make batches that a loader returns during a tracked step count as inputs in the ledger."""
+    """Label batches that a loader returns during a tracked step as inputs in the ledger."""
     if not _trackers:
         return
     full = _trackers[0]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PART = "graph parameters"
 _FIRST_STEP = 16
 _MAX_NODES = 1 << 13
-"""Maximum number of nodes of a graph that is examined; a walk takes a few microseconds per node."""
+"""Maximum number of nodes in a graph to examine; a walk takes a few microseconds per node."""
 _LEAF = "AccumulateGrad"
 
 

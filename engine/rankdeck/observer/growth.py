@@ -49,7 +49,7 @@ class GrowthCounter:
         self.forget()
 
     def on_step(self, optimizer: Any) -> None:
-        """Count after every 32nd step and, later, only after steps whose number is a power of two."""
+        """Take counts after every 32nd step and, later, only after steps whose number is a power of two."""
         step = self._session.step
         if step % _INTERVAL or (step > _FIRST_STEPS and step & (step - 1)):
             return

@@ -9,8 +9,9 @@ layers (frozen batch norms, dropout that is switched off) are usually set on pur
   either a library called `eval` (`from_pretrained`) or the script did so before the submodule was part of a
   model.
 
-A submodule is left out if it, or a module around it, has its own `train` method. Before a fault is reported,
-one step is probed: the submodule must really run with gradients in evaluation mode. Read eval_calls.py first.
+A submodule is skipped if it, or a module that contains it, has its own `train` method. Before a fault is
+reported, one step is probed: the submodule must really run with gradients in evaluation mode. Read
+eval_calls.py first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_BURSTS = 8
 _MAX_DEPTH = 32
 _MAX_PATHS = 3
 _PLAIN_TRAIN = ("torch.", "transformers.modeling_utils")
-"""Prefixes of Python modules whose classes have a plain `train`: it sets the mode of everything inside."""
+"""Prefixes of Python modules whose classes have a plain `train`, which sets the mode of all submodules."""
 
 
 class _EvalPart:

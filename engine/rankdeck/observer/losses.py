@@ -3,8 +3,8 @@
 `Tensor.backward` looks up `torch.autograd.backward` at each call, so it is enough to wrap the latter, and
 `Tensor.backward` stays as it is. A backward pass inside another one (checkpointing) is part of the outer one.
 Inside an optimizer's step (a closure) only the first backward pass counts. If backward is called on a tensor
-that is not a scalar, the loss is unknown. The losses belong to the next optimizer that steps. Read steps.py
-first.
+that is not a scalar, the loss is unknown. The losses are assigned to the next optimizer that steps. Read
+steps.py first.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 The memory of the process (without files) and of its GPUs is read after every eighth step, later less often
 if steps are very short. The minimum of each block of three readings must rise four times in a row by similar
-amounts. Warm-up, page caches and buffers cause such a rise too, so a rise alone is not reported: all
-containers are then counted twice, one block apart, and a container is reported if it has grown with the steps
-and explains the rise. A container with a maximum length is left out, and so is a container of an object that
-can be reset, such as a metric, or of a dataset that has more samples than the container. Read
-retained_graphs.py first.
+amounts. Warm-up, page caches and buffers cause such a rise too, so a rise alone is not reported: the
+elements of all containers are then counted twice, one block apart, and a container is reported if it has
+grown with the steps and explains the rise. A container with a maximum length is left out, and so is a
+container of an object that can be reset, such as a metric, or of a dataset that has more samples than the
+container. Read retained_graphs.py first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class MemoryGrowth:
         """(host bytes, GPU bytes): minima of the last blocks."""
         self._lowest: tuple[int, int] | None = None
         self._containers: dict[int, int] | None = None
-        """Lengths of all containers of tensors, by id, when the memory had risen."""
+        """Lengths of all containers of tensors, by id, in the first of two searches; None if no second search
+        is due."""
         self._slope = 0.0
         self._is_on_gpu = False
         self._next_search = 0

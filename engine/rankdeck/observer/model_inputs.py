@@ -50,7 +50,7 @@ class FirstInputs:
 
 
 def install(module: Any, session: RankSession) -> None:
-    """Observe the inputs of DistributedDataParallel, which `module` defines, if every check is to run."""
+    """Observe the inputs of DistributedDataParallel, which `module` defines, if the level is `check`."""
     # Examples and benchmarks draw random inputs after the same seed on all ranks.
     if not session.is_checked:
         return

@@ -49,7 +49,7 @@ class FiniteChecks:
         """(weak reference to the module, whether its inputs were finite) for the first output in this step
         that was not finite."""
         self._masking: Any = weakref.WeakSet()
-        """Modules whose outputs were not finite although the loss was, such as modules that make masks."""
+        """Modules with non-finite outputs in a step with a finite loss, such as modules that make masks."""
 
     def remember_batch(self, batch: Any) -> None:
         """Remember the tensors of a batch that a loader returns."""

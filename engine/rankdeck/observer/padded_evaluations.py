@@ -32,7 +32,7 @@ class PaddingCheck:
         self._session = session
         self.is_evaluating = False
         self._numbers: dict[str, int] = {}
-        """Numbers to report of the current evaluation."""
+        """Numbers to report about the current evaluation."""
         self._line = ""
         """Line of the current evaluation's first reduction."""
         session.on_collective.add(PART, self.on_collective)
@@ -41,11 +41,12 @@ class PaddingCheck:
     def forget(self) -> None:
         self._is_done = False
         self._gather_step = -1
-        """The last finished step when the script last gathered something."""
+        """Number of the last finished step when the script last called a gather, an all-to-all or a
+        point-to-point function."""
         self._stop_watching()
 
     def on_evaluation(self, iterator: Any) -> None:
-        """Handle an evaluation: the first batch of an iterator, or the end of its pass."""
+        """Handle the first batch of an evaluation, or the end of its pass."""
         if self._is_done or self.is_evaluating or self._gather_step == self._session.step:
             return
         sampler = innermost_sampler(iterator)
@@ -72,7 +73,7 @@ class PaddingCheck:
             self._stop_watching()
 
     def on_training(self, *_: Any) -> None:
-        """Handle a sign that the script trains again: the evaluation is over."""
+        """End the evaluation when the script trains again, and report it if it added up results."""
         if self.is_evaluating and self._line:
             self._is_done = True
             self._session.report_anomaly(

@@ -207,9 +207,9 @@ class ParameterChecks:
             self._session.disable_part(PART, error)
 
     def _may_leave_unused(self, module: Any) -> bool:
-        """Check whether a module may run without using its own parameters, as a model its mask token: it has
-        modules inside it, and some of its parameters get gradients. Those of an adapter around a frozen layer
-        all get none."""
+        """Check whether a module may run without using its own parameters, such as a model's mask token: it
+        has submodules, and some of its parameters get gradients. In an adapter around a frozen layer, no
+        parameter gets a gradient."""
         if not module._modules or type(module).__module__.startswith("torch."):
             return False
         without = self._without or {}

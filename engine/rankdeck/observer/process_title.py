@@ -3,7 +3,7 @@
 Linux keeps two names for each process: `comm` (15 bytes), which the process can change by writing to a file,
 and the arguments. In a user's script, only `comm` is changed. Rankdeck's own ranks are forked, so all of them
 would show the supervisor's arguments; these are overwritten in memory, long after Python has copied them. If
-the system refuses, the names stay as they are: a name is not worth a failure. This module is in the
+the system refuses, the names stay unchanged and no error is raised. This module is in the
 observer's package because the observer and the guard import nothing from outside that package.
 """
 

@@ -1,4 +1,4 @@
-"""Checks whether each worker yields the same training batches, or each epoch has the same order.
+"""Checks whether all workers yield the same training batches, or all epochs have the same order.
 
 A few numbers are read from the first batches of an epoch, and only from tensors in host memory. Batches
 arrive from the workers in turn. If N workers yield the same samples, the batches in each group of N are
@@ -65,7 +65,7 @@ class RepeatChecks:
     def report_workers(
         self, dataset: str, is_iterable: bool, num_workers: int, *, groups: int = 0, samples: int = 0
     ) -> None:
-        """Report that each worker yields the same samples, found by comparing either `groups` groups of
+        """Report that all workers yield the same samples, found by comparing either `groups` groups of
         batches or `samples` single samples."""
         if not self._has_reported_workers:
             self._has_reported_workers = True

@@ -1,9 +1,9 @@
-"""Checks whether training that resumes from a file also has the optimizer's and the scheduler's state.
+"""Checks whether training that resumes from a file also restores the optimizer's and the scheduler's state.
 
 Weights are often loaded to start something new, and then no other state is needed. So training counts as
 resumed only if a counter in the file, such as its epoch or step, equals a variable of the script in the first
 step and this variable then grows, or if the scheduler continues. Whether the optimizer's state was loaded is
-read from the optimizer: otherwise the moments of its parameters do not exist before the first step. Read
+read from the optimizer: if it was not, the moments of its parameters do not exist before the first step. Read
 loaded_weights.py and schedulers.py first.
 """
 
@@ -30,8 +30,8 @@ _COUNTER = re.compile(r"(\w+_)?(epoch|steps?|iter(ation)?s?|it|updates?)(_\w+)?"
 _EPOCH_NAME = re.compile(r"epoch|^ep?$", re.I)
 _STEP_NAME = re.compile(r"step|iter|update|count|batch|^(?:it|i|n|t|k)$", re.I)
 _MIN_EPOCH, _MIN_STEP = 2, 20
-"""Minimum values of counters: in its first step, new training has counted 0 or 1 epochs, and as many
-micro-batches as a step has."""
+"""Minimum values of counters: in its first step, training from scratch has counted 0 or 1 epochs, and at
+most the micro-batches of one step."""
 _OWNERS = ("self", "state", "trainer", "train_state", "ctx")
 _MOMENTS = ("exp_avg", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq", "sum")
 _MIN_SHARE = 0.9

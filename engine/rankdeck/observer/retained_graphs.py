@@ -29,7 +29,7 @@ MARK_KEY = "rankdeck: graph"
 _MARK_EVERY, _CHECK_EVERY = 16, 32
 _NUM_FIRST = 8
 _MIN_AGE = 16
-"""Number of steps after which the graph of a loss is expected to be gone."""
+"""Number of steps after which the graph of a loss is expected to be freed."""
 _MIN_SPAN = 128
 """Number of steps whose graphs must all be alive: storing fewer recent losses does no harm."""
 _MIN_MARKS = 6

@@ -40,7 +40,7 @@ class SamplingChecks:
     """Checks the dataset and the sampler of each new training loader and of the first evaluation loaders."""
 
     def __init__(self, session: RankSession, on_evaluation: Callable[[Any], None]) -> None:
-        """`on_evaluation` is called with each iterator that starts an evaluation."""
+        """Create the checks; `on_evaluation` is called with each iterator that starts an evaluation."""
         self._session, self._on_evaluation = session, on_evaluation
         self.forget()
 
@@ -152,7 +152,7 @@ def _samplers(iterator: Any) -> list[Any]:
 
 
 def is_in_order(iterator: Any) -> bool:
-    """Check whether the loader hands out its dataset's samples in their stored order."""
+    """Check whether the loader yields its dataset's samples in their stored order."""
     if getattr(iterator, "_dataset_kind", 0) == 1:
         return getattr(iterator, "_num_workers", 0) < 2
     sampler = innermost_sampler(iterator)

@@ -1,9 +1,9 @@
 """Compares a learning-rate scheduler with its optimizer, and finds a learning rate that reached 0.
 
 Schedulers are found when they are created. After each step of the leading optimizer, the rate of its first
-group and the counter of its scheduler are read; nothing is called. A rate of 0 counts only if a decay led to
-it or if it was never higher, in all groups, and if it lasts: a warm-up starts at 0, a frozen part is set to 0
-at once, and a cyclic schedule soon leaves 0. Read steps.py first.
+group and the counter of its scheduler are read; nothing is called. A rate of 0 is reported only if all
+groups have it, if it lasts, and if a decay led to it or the rate was never higher: a warm-up starts at 0, a
+frozen part is set to 0 at once, and a cyclic schedule soon leaves 0. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PART = "schedule"
 _MIN_STEPS = 20
-"""Minimum number of steps for a judgement, and of steps at a rate of 0."""
+"""Minimum number of steps before a scheduler is judged, and of steps at a rate of 0."""
 _MIN_ZERO_SHARE = 0.1
 """Minimum share of the steps that had a rate of 0: a schedule may end shortly before training does."""
 _MAX_LAST_SHARE = 0.5
@@ -52,7 +52,7 @@ class _Schedule:
         self.interval = 0
         """Number of steps between the last two changes."""
         self.has_gone_back = False
-        """Whether the counter has become smaller: the script sets it, as with `step(epoch)`."""
+        """Whether the counter has decreased, because the script sets it, as with `step(epoch)`."""
 
     def read_counter(self) -> int | None:
         """Return the scheduler's counter or, if the scheduler is gone, the last value that was read."""

@@ -16,8 +16,8 @@ def find_growing_line(line: str, name: str, kind: str) -> tuple[str, str]:
     """Return ("file:line", variable) of the only statement that adds to the variable `name`, or to any
     variable if `name` is ""; ("", "") if there is none or there are several.
 
-    `line` is a "file:line" in the script; statements in the function around it are preferred. `kind` is
-    "chain" for a tensor that is computed from itself.
+    `line` is a "file:line" in the script; statements in the function that contains this line are preferred.
+    `kind` is "chain" for a tensor that is computed from itself.
     """
     path, _, number = line.rpartition(":")
     try:
@@ -69,7 +69,7 @@ def _find_recursive(tree: Any) -> Any:
 
 
 def _function_at(tree: Any, line: int) -> tuple[int, int]:
-    """Return the first and the last line of the innermost function around a line, or of the whole file."""
+    """Return the first and the last line of the innermost function that contains a line, or of the file."""
     best = 1, 1 << 30
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -28,7 +28,7 @@ PART = "order"
 _NUM_IN_A_ROW = 4
 """Number of steps in a row in which a check must fail before it reports an anomaly."""
 _NUM_CLEARED = 4
-"""Number of steps with cleared gradients after which the script is assumed to clear them always."""
+"""Number of steps with cleared gradients after which the script is assumed to always clear them."""
 _NUM_CHECKED = 50
 """Number of steps whose backward calls are examined for accumulated losses that are not divided."""
 _MAX_ROOTS = 64

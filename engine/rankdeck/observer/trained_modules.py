@@ -1,7 +1,7 @@
 """Finds the module that really trains inside a model, and its layers that depend on the mode.
 
 A model may be wrapped, or be part of a larger module that is never called itself: the module that really
-trains is the smallest one that contains all trained parameters and, next to them, all layers that behave
+trains is the smallest one that contains all trained parameters and all layers that behave
 differently in training and in evaluation. Frozen submodules do not count: their mode is chosen on purpose.
 """
 

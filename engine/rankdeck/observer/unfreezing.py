@@ -1,7 +1,7 @@
 """Finds parameters that become trainable while a script runs.
 
 Gradual unfreezing sets `requires_grad`, adds parameter groups, or both. New parameters of the leading
-optimizer are examined as the first ones were (parameter_checks.py); parameters that were frozen and now have
+optimizer are examined like its first ones (parameter_checks.py); parameters that were frozen and now have
 a gradient, but belong to no optimizer, are reported here. Read parameter_checks.py first.
 """
 

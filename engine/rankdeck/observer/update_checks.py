@@ -24,11 +24,12 @@ _MAX_PROBED = 3
 _MAX_PROBED_ELEMENTS = 1 << 14
 _MIN_CHANGED_SHARE = 0.05
 _MIN_CHANGED_SHARE_ADAM = 0.25
-"""Minimum share for half-precision weights under Adam, whose updates all have about the same size. Measured
-against float32 over 300 steps: with shares above 0.5, bfloat16 weights made 70 to 100 % of the progress, with
-shares below 0.25 13 to 63 %. SGD's few large updates are not lost: 93 % with a share of 0.15."""
+"""Minimum changed share of half-precision weights under Adam, whose updates all have about the same size.
+Measured against float32 over 300 steps: with shares above 0.5, bfloat16 weights made 70 to 100 % of the
+progress; with shares below 0.25, 13 to 63 %. SGD's few large updates are not lost: 93 % with a share of
+0.15."""
 _MAX_UNION_RATIO = 2.7
-"""Maximum ratio of the elements changed in any update to those changed in one, without compensation.
+"""Maximum ratio of elements changed in any update to those changed in one update, without compensation.
 Measured: 1.0 to 2.5 with plain rounding, 3.0 to 6.6 with stochastic rounding or float32 copies."""
 _MIN_ALWAYS_TRAINED = 64
 

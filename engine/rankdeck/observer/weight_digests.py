@@ -1,10 +1,10 @@
 """Computes digests of this rank's weights, by which ranks can be compared bit by bit.
 
 A digest is the sum of a parameter's bit patterns as integers: it is exact and independent of the order of
-summation. Digests belong to steps 1, 2, 4, 8, ... and then to every 1000th step, and cover at most 4 million
+summation. Digests are taken for steps 1, 2, 4, 8, ... and every 1000th step, and cover at most 4 million
 elements, so that they cost nearly nothing. The step number determines which part of a large parameter is
-covered: the part is the same on all ranks. With `--observe check`, they belong to every step and cover all
-elements. Sharded parameters are left out.
+covered: the part is the same on all ranks. With `--observe check`, they are taken for every step and cover
+all elements. Sharded parameters are left out.
 
 Digests are taken at the start of the next step, after whatever the script does to the weights between two
 steps (local SGD averages them there), and also after the first few times that the script has averaged the
@@ -73,7 +73,7 @@ class WeightDigester:
         self._observes_steps = False
 
     def on_leader_chosen(self, _: Any) -> None:
-        """Begin a new series of digests."""
+        """Start a new series of digests."""
         self._described = []
         self._training += 1
         self._after = None

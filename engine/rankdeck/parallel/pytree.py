@@ -90,7 +90,7 @@ def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
                 phrase(
                     "A batch of {num_samples} samples contains a tensor of shape {shape}, but "
                     "with strategy.use = {strategy}, tensors are split along their first dim, "
-                    "which must be the batch.",
+                    "which must be the batch dim.",
                     num_samples=num_samples,
                     shape=tuple(tensor.shape),
                     strategy=strategy,
@@ -111,7 +111,7 @@ def pad_batch(value: Any, size: int) -> Any:
 
 
 def first_samples(value: Any, num_samples: int) -> Any:
-    """Return the first samples of a batch of any structure."""
+    """Return the first `num_samples` samples of a batch of any structure."""
     return map_tensors(value, lambda tensor: tensor[:num_samples])
 
 

@@ -1,11 +1,11 @@
-"""Materialize a model on the device block by block; split or shard each block as soon as it has its values.
+"""Materialize a model on the device block by block; split or shard each block as soon as its values are set.
 
 No device ever holds more than one full block in addition to its slices.
 
-    fill      the values of the block, equal on all ranks: from fsdp/meta_init.py, or from the host for
+    fill      set the block's values, equal on all ranks: with fsdp/meta_init.py, or from the host for
               pipeline stages
-    split     this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
-    shard     this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
+    split     keep this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
+    shard     keep this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
 
 The fsdp strategy shards, the tensor strategy splits, and hybrid does both: it splits each layer as soon as
 the layer is filled, and shards a block once all layers of the block are split.

@@ -1,14 +1,14 @@
-"""Predict what torch's CUDA allocator would reserve, by replaying a log of storages through a model of it.
+"""Predict what torch's CUDA allocator would reserve, by replaying a log of storages in an allocator model.
 
     request of <= 1 MiB   from the small pool, with segments of 2 MiB
                < 10 MiB   from the large pool, with segments of 20 MiB
               >= 10 MiB   its own segment, rounded up to a multiple of 2 MiB
     every request is first rounded up to a multiple of 512 bytes
-    the smallest free block that is large enough is taken and, if much is left, split
+    the smallest free block that is large enough is used, and split if the remainder is large enough
     a freed block merges with its free neighbours
     if a new segment does not fit on the device, segments without an allocated block are released first
 
-Blocks of another stream are never taken: FSDP's gathered weights are on their own streams. Read
+A request never uses a free block of another stream: FSDP's gathered weights have their own streams. Read
 plan_ledger.py first.
 
 Source: c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h, with torch's default settings.
@@ -55,7 +55,8 @@ class _Block:
 class CachingAllocator:
     """Model of torch's caching allocator, which can reserve up to `limit_bytes` of a device (None: no limit).
 
-    Even a request that does not fit is granted: `peak_reserved_bytes` is then what the device would need.
+    Even a request that does not fit is granted; `peak_reserved_bytes` then shows how much memory the device
+    would need.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:

@@ -1,6 +1,7 @@
 """List a plan's candidates: strategies, their options, and the configuration of each.
 
-Each strategy's spec lists the options worth planning: its defaults, and those that change its memory most.
+Each strategy's spec lists the options worth planning: its defaults, and the options that change its memory
+use most.
 The configuration's own strategy comes first, unchanged; candidates are planned in order of planning cost.
 Read pool.py next.
 """
@@ -111,9 +112,9 @@ def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -
 
 
 def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
-    """Return a sort key for how long planning takes.
+    """Return a sort key that puts the configuration with the shortest planning time first.
 
-    The key is how often a step executes the whole model, then whether there is a process group.
+    The key is (number of times that a step executes the whole model, whether there is a process group).
     """
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)

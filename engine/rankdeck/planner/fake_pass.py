@@ -1,4 +1,4 @@
-"""Run one rank of one strategy for a few steps on tensors that have shapes but no memory.
+"""Run one rank of one strategy for a few steps on fake tensors, which have shapes but allocate no memory.
 
     the real strategy class and the real training loop
       -> every operation creates fake tensors on "cpu"        (torch's FakeTensorMode)

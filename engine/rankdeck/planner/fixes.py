@@ -10,8 +10,8 @@
                        closest to fitting
 
 Each fix is planned like any candidate, so its bytes are the planner's own prediction; all fixes keep the
-global batch. Another strategy or mesh may fit as well: the plan's other lines show these. Read candidates.py
-and pool.py first.
+global batch. The plan's other lines show whether another strategy or mesh fits. Read candidates.py and
+pool.py first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TargetPlanFn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 _SAVING_TEXTS = {
     FITS: tr_noop("{setting} saves {size} on the fullest device: the run then fits."),
     TIGHT: tr_noop("{setting} saves {size} on the fullest device: the run then fits, but memory is tight."),
-    DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough on its own."),
+    DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device, which is not enough on its own."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
 """Keys that are changed last, because changing them affects rounding; all other changes keep results the
@@ -62,7 +62,7 @@ _MAX_REMAINING_SHARE = 0.95
 this ratio, more devices do not help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
-    FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),
+    FITS: tr_noop("{what} fits on {devices} and needs {size} on the fullest device."),
     TIGHT: tr_noop("{what} is tight on {devices}: {size} on the fullest device."),
 }
 _NOTHING_FITS_TEXT = tr_noop(
@@ -160,7 +160,7 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """Yield one line, which names changes or devices with which the run fits, or else the missing memory.
+    """Yield one line that names changes or devices that make the run fit, or else the missing memory.
 
     Yield nothing if one of `lines` already fits, or if none of them has a prediction.
     """
@@ -331,8 +331,8 @@ def _missing_bytes(line: PlanLine) -> int:
 
 
 def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
-    """Return the line with advice from `template`, whose {size} is `num_bytes`, by default the need of the
-    fullest device."""
+    """Return the line with advice from `template`, whose {size} is `num_bytes`, by default the memory
+    needed on the fullest device."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }

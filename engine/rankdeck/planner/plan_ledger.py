@@ -1,6 +1,6 @@
-"""Ledger of a plan: a rehearsal's ledger for fake tensors, with a log for the allocator.
+"""Ledger of a plan: like a rehearsal's, but for fake tensors, and with a log for the allocator model.
 
-A thread that the ledger tracks also enters fake mode, so that the replicas' threads create no real tensor. In
+A thread that the ledger tracks also enters fake mode, so the replicas' threads create no real tensors. In
 a plan for GPUs, storages are rounded as in CUDA's allocator, and optimizer state on the host (step counters,
 unless the step is fused) is left out. Read fake_pass.py first.
 """

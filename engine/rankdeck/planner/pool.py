@@ -193,7 +193,7 @@ def _finished_children(
         child.read()
     for child in running:
         if time.monotonic() - child.started_s >= timeout_s and not child.is_done:
-            _log.warning("child %d had no answer after %.0f s", child.pid, timeout_s)
+            _log.warning("child %d returned no result within %.0f s", child.pid, timeout_s)
             child.kill()
             child.timed_out_s = timeout_s
     done = [child for child in running if child.is_done]
@@ -258,8 +258,8 @@ class _PlanChild:
     def _failure_text(self) -> str:
         if self.timed_out_s is not None:
             return phrase(
-                "The planner had no result after {seconds:.0f} s. Allow more time: rankdeck "
-                "plan --timeout SECONDS, or the setting plan.timeout_s in the app.",
+                "The planner returned no result within {seconds:.0f} s. Allow more time with rankdeck "
+                "plan --timeout SECONDS, or with the setting plan.timeout_s in the app.",
                 seconds=self.timed_out_s,
             )
         if os.WIFSIGNALED(self.status):

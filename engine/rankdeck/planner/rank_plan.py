@@ -1,8 +1,8 @@
 """Build a candidate's plan line from its ranks' plans; add memory outside the allocator and a verdict.
 
 `plan_rank` runs in its own process (pool.py) and always returns a result. Of several equal ranks, only one is
-planned. If a model cannot be traced, the line states this and contains only what is certain (persistent
-state). Read fake_pass.py first.
+planned. If a model cannot be traced, the line states this and contains only the memory of the persistent
+state (weights, buffers, gradients, optimizer state). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _LARGEST_SHAPES_NOTE = phrase(
     "At most this much: tensors whose shape depends on values are counted at their largest possible size."
 )
 _FIRST_SAMPLES_NOTE = phrase(
-    "At least this much: the model branches on tensor values, and the plan takes the branches "
-    "of the first samples with the initial weights."
+    "At least this much: the model branches on tensor values, and the plan follows the branches "
+    "that the first samples take with the initial weights."
 )
 _FIXED_ANSWER_NOTES = {
     True: phrase(
@@ -152,7 +152,8 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """Return a plan, which is a bound, for a model that reads values; None if no kind of answers works."""
+    """Return a plan, whose memory is a bound, for a model that reads tensor values; None if no kind of answer
+    works."""
     result = _try_plan(request, target, largest_result)
     if result is not None:
         return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])
@@ -261,7 +262,7 @@ def _plan_device(
 
 
 def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankPlan:
-    """Plan a ddp rank as a device that runs `strategy` on its share of the batch; add gradient buckets."""
+    """Plan a ddp rank as one device that runs `strategy` on its share of the batch, plus gradient buckets."""
     share = config.train.global_batch // target.num_devices
     changes = {"train.global_batch": share, "data.last": "drop"}  # full steps only, no shorter last one
     single = Candidate(strategy, changes=changes).make_config(config, target)

@@ -1,15 +1,15 @@
-"""Find the largest batch that a run reads, from the sizes of the user's samples and the rule by which batches
-are made from them.
+"""Find the largest batch that a run reads, from the sizes of the user's samples and the rule that combines
+them into batches.
 
     samples         are read one by one, until all are read or the time is up
     a few batches   are read as a run reads them, to find the rule that their sizes follow
-    other batches   are not read: the rule gives their sizes, and the run's seed gives the samples in each
+    other batches   are not read: the rule gives their sizes, and the run's seed determines their samples
 
 Samples that are stacked into batches all have the same shape, as in the catalogue's data sets. A data set
 that reads whole batches may pad each batch to its longest sample or concatenate samples, so the largest
 batch, which may occur only once per epoch, determines the peak memory. Reading takes a few seconds at most
-and runs a user's code, so it has its own process (pool.py). If some samples were not read or sizes follow no
-rule, the plan is a lower bound. Read sample_reader.py and fake_pass.py next.
+and runs the user's code, so it is done in a separate process (pool.py). If some samples were not read or
+sizes follow no rule, the plan is a lower bound. Read sample_reader.py and fake_pass.py next.
 """
 
 from __future__ import annotations
@@ -275,11 +275,11 @@ SUM: Literal["sum"] = "sum"
 UNKNOWN: Literal["unknown"] = "unknown"
 
 Probe = tuple[Sequence[int], int]
-"""Values of a dim's length, or of a number: (in each of a batch's samples, read alone; in the batch)."""
+"""One size (a dim's length, or a number) in a batch's samples, each read alone, and in the batch itself."""
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """The rule by which one size of a batch follows from its samples."""
+    """The rule that gives one size of a batch from the sizes of its samples."""
 
     rule: Literal["longest", "sum", "unknown"]
     shared: int = 0

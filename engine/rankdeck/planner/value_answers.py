@@ -1,13 +1,13 @@
-"""Answer a model's reads of tensor values (which branch to take, how many rows an expert gets), because fake
-tensors have no values.
+"""Supply the tensor values that a model reads (to choose a branch, or to count an expert's rows), because
+fake tensors have no values.
 
-The first of these kinds of answers that works for the model is used, and makes the plan a bound:
+The first of the following kinds of answers that works for the model is used. Each makes the plan a bound:
 
     largest shapes    upper bound: tensors whose shape depends on values are as large as possible (every token
                       to every expert)
     recorded values   lower bound: if the model is small, its forward pass is run on the first samples
-    fixed answers     lower bound: the larger of two plans, one with "yes" as the answer to every read, the
-                      other with "no"
+    fixed answers     lower bound: the larger of two plans, one in which every value read is True (or 1), one
+                      in which it is False (or 0)
 
 Each module receives its recorded values in the recorded order, however layers and batches are split. Read
 fake_values.py first; rank_plan.py uses the answers.
@@ -108,8 +108,8 @@ def _index_all(tensor: Tensor, indices: list[Any]) -> Tensor:
 
 
 class FixedAnswer:
-    """Function that gives the same answer to every read of a value and makes dynamic shapes as large as
-    possible."""
+    """Function that returns the same answer for every value that is read, and makes dynamic shapes as large
+    as possible."""
 
     def __init__(self, answer: bool) -> None:
         self._answer = answer
@@ -120,7 +120,7 @@ class FixedAnswer:
             return largest_result(func, args, kwargs)
         self._num_questions += 1
         if self._num_questions > _MAX_QUESTIONS:
-            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} values of tensors.")
+            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} tensor values.")
         if func is not _aten._local_scalar_dense.default or args[0].dtype == torch.bool:
             return self._answer
         return float(self._answer) if args[0].is_floating_point() else int(self._answer)
@@ -144,7 +144,7 @@ class RecordedAnswers:
             ]
         self._num_recorded += 1
         if self._num_recorded > _MAX_QUESTIONS:
-            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} values of tensors.")
+            raise RuntimeError(f"The model reads more than {_MAX_QUESTIONS} tensor values.")
         self._answers.setdefault((_current_module(), func, _dtype_kind(tensor)), []).append(out)
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:

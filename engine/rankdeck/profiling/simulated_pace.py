@@ -127,7 +127,7 @@ class SimulatedPace:
         """Switch from counting to timing after the first step, and from timing to pacing after the second.
 
         Raises:
-            ConfigError: the devices cannot keep to the requested rate.
+            ConfigError: the pace cannot be simulated with this model or this rate.
         """
         if self._mode is not None:
             self._mode.__exit__(None, None, None)

@@ -2,10 +2,10 @@
 
     with spans.phase(device, "forward", stage=1, microbatch=3): ...
 
-Strategies and the loop always mark their phases; outside a sampled step a mark costs a method call and
-records nothing. On CPU the host's clock is read. On a GPU, CUDA events are recorded in the device's stream at
-the start and end of a phase and read after they have completed, a step or more later, so nothing waits for
-them. Idle time is not marked: it is the time between two phases (anatomy.py).
+Strategies and the training loop always mark their phases; outside a sampled step, a mark costs one method
+call and records nothing. On CPU the host's clock is read. On a GPU, CUDA events are recorded in the device's
+stream at the start and end of a phase and read after they have completed, a step or more later, so nothing
+waits for them. Idle time is not marked: it is the time between two phases (anatomy.py).
 
 If compute time is simulated, each span is also a slot: simulated_pace.py lets the device sleep at the end of
 a forward or backward slot until the simulated time has passed.

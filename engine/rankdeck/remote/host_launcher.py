@@ -109,7 +109,7 @@ def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
         )
     if stopped.exit_code is None or (path and stopped.exit_code):
         coordinator.report(
-            phrase("a run may still be active there: rankdeck --host {host} runs", host=coordinator.name)
+            phrase("a run may still be active; list runs: rankdeck --host {host} runs", host=coordinator.name)
         )
 
 
@@ -167,7 +167,7 @@ def _copy_advice(host: RemoteHost, run_location: str) -> str:
     )
     there = folder if ssh.is_local_host(host.name) else f"{host.name}:{folder}"
     return phrase(
-        "The run's folder is missing on that host. Copy it there, then resume again: scp -3 -r "
+        "The run's folder is missing on that host. Before you resume again, copy it there: scp -3 -r "
         "{source} {there}",
         source=source,
         there=there,

@@ -1,9 +1,9 @@
 """Run the remote end of the pipe: `rankdeck serve --stdio`, started by ssh on the host.
 
 The server is one process with one thread. It runs rankdeck commands as a user on the host would, and sends
-new data of the followed runs. It stores no state of its own, and runs continue without it. It exits when the
-pipe ends, when it receives an invalid message, or when no ping has arrived for half a minute, because ssh may
-take minutes to notice a lost connection, or never notice it.
+new data of the runs that the client follows. It stores no state, and runs continue without it. It exits when
+the pipe ends, when it receives an invalid message, or when no ping has arrived for half a minute, because ssh
+may take minutes to notice a lost connection, or never notice it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class HostServer:
         archive = self._archives.setdefault(request.number, bytearray())
         archive += body
         if len(archive) > snapshot.MAX_ARCHIVE_BYTES or len(self._archives) > _MAX_CONCURRENT:
-            raise wire.WireError("an archive is too large, or there are too many")
+            raise wire.WireError("an archive is too large, or there are too many archives")
         if not request.last:
             return
         try:
@@ -232,7 +232,7 @@ class HostServer:
             self._message_writer.put(wire.Found(number=request.number, run=run.name, path=str(run.path)))
         except ValueError:
             message = phrase("The name of the run's folder is too long or not valid UTF-8.")
-            advice = phrase("Rename the folder to a shorter name in UTF-8.")
+            advice = phrase("Rename the folder: use a shorter name in valid UTF-8.")
             self._message_writer.put(
                 wire.Refused(number=request.number, code="run-name", message=message, advice=advice)
             )

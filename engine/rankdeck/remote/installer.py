@@ -1,8 +1,8 @@
 """Install this version of Rankdeck on another host, from a wheel that is built locally and sent over ssh.
 
 Rankdeck is installed into its own virtual environment in ~/.local/share/rankdeck, or into the environment of
-the Python interpreter that the user chooses. The host's pip installs the dependencies from its own index,
-including the same version of torch as on the local host.
+the Python interpreter that the user chooses. The host's pip installs the dependencies from the package
+index that it is configured to use, including the same version of torch as on the local host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if [ -z "$python" ]; then
         python=$one
         break
     done
-    [ -n "$python" ] || { echo "There is no Python of 3.11 or newer here." >&2; exit 3; }
+    [ -n "$python" ] || { echo "No Python 3.11 or newer was found on this host." >&2; exit 3; }
     [ -x "$own/bin/python" ] || "$python" -m venv "$own" >&2
     python=$own/bin/python
 fi
@@ -55,7 +55,7 @@ fi
 
 
 def build_wheel() -> bytes:
-    """Build a wheel of the running Rankdeck."""
+    """Build a wheel of the running version of Rankdeck."""
     written, record = io.BytesIO(), list[str]()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, data in _wheel_files():
@@ -105,7 +105,7 @@ def install_on_host(host: str, *, python: str = "", pip_args: Sequence[str] = ()
         raise ssh.connection_error(host, None, [f"{error.filename}: {error.strerror}"]) from None
     if code:
         raise MachineError(
-            phrase("rankdeck could not be installed on {host} (exit {code}).", host=host, code=code),
+            phrase("Rankdeck could not be installed on {host} (exit code {code}).", host=host, code=code),
             code="not-installed",
             advice=phrase(
                 "See the output above. The host needs Python 3.11 or newer with venv and pip, "

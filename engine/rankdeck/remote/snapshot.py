@@ -43,7 +43,7 @@ MAX_ARCHIVE_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _KEEP_UNUSED_S = 30 * 86_400.0
 _CLEANUP_TIMEOUT_S = 2.0
-"""Time limit of a cleanup, so short that the client gets its answer before it considers the host silent."""
+"""Time limit of a cleanup: it must end before a client that waits for an answer considers the host silent."""
 _UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
 """Pattern of the names of unpacked folders, and of temporary folders during unpacking or removal."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}

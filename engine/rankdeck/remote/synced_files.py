@@ -16,7 +16,7 @@ from rankdeck.run_dir import CLOCKS_FILE
 MAX_FILES = 20_000
 """Maximum number of files of a run; one attempt with 4,096 ranks has about this many."""
 MAX_LOG_BYTES = 64 << 20
-"""Maximum number of bytes of a log that are copied; the rest stays on the run's host."""
+"""Maximum number of bytes copied from a log; the bytes after these stay on the run's host."""
 _CHECKSUM_BYTES = 4096
 _NUMBER = "[0-9]{1,9}"
 _HOST = "[A-Za-z0-9_-]{1,255}"

@@ -189,7 +189,7 @@ class MessageReader(Generic[M]):
         self._current_header: M | None = None
 
     def read(self, handle: int) -> bool:
-        """Read what is available into the buffer; return False at the end of the pipe."""
+        """Read the available bytes into the buffer; return False at the end of the pipe."""
         try:
             data = os.read(handle, _READ_BYTES)
         except BlockingIOError:
@@ -267,7 +267,7 @@ class MessageWriter:
         return bool(self._current or self._urgent or self._bulk)
 
     def write(self, handle: int) -> None:
-        """Write as much as the pipe takes without blocking.
+        """Write as many bytes as the pipe accepts without blocking.
 
         Raises:
             OSError: the pipe has no reader.
@@ -289,7 +289,8 @@ class MessageWriter:
 
 
 def refusal_from_error(error: Any, number: int) -> Refused:
-    """Return the refusal of request `number` because of a RankdeckError; cut its texts to fit in a header."""
+    """Return the message that refuses request `number` because of `error`, a RankdeckError whose texts are
+    truncated to fit in a header."""
     problem = error.problem
     return Refused(
         number=number,

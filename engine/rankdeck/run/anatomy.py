@@ -131,8 +131,8 @@ class StepAnatomy:
         """Return a pipeline's bubble; None without a pipeline.
 
         The bubble is the share of the time between the first forward and the last backward pass in which
-        devices are idle. If `flushes` is False, the pipelines of consecutive steps overlap, so it is the idle
-        share of each device's own step instead.
+        devices are idle. If `flushes` is False, the pipelines of consecutive steps overlap, so
+        the result is the idle share of each device's own step instead.
         """
         window = self.pipeline_window
         if window is None:

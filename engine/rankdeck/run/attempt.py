@@ -101,7 +101,7 @@ class Attempt:
         return max(self._progress_time, stepped_at or 0.0) > reported_at
 
     def add_problem(self, source: EventPosition, problem: Problem) -> None:
-        """Record `problem`, raised at `source`, if it warns of a hang and no newer warning is recorded."""
+        """Record `problem`, reported at `source`, if it warns of a hang and no newer warning is recorded."""
         # Files are read in any order, so an older warning must not replace a newer one.
         if is_hang_problem(problem) and (self._hang is None or self._hang.reported_at <= source.t):
             self._hang = HangWarning(problem, source.t)
@@ -262,7 +262,7 @@ class Attempt:
         return not self._is_history(event.step) and self.anatomies.add(event) is not None
 
     def visible(self, newest: Mapping[int, StepEvent]) -> dict[int, StepEvent]:
-        """Return the events in `newest`, by rank, without those of steps after `last_step`."""
+        """Return the events in `newest`, by rank, except events of steps after `last_step`."""
         return {rank: event for rank, event in newest.items() if not self._is_history(event.step)}
 
     def _is_history(self, step: int) -> bool:

@@ -1,6 +1,6 @@
 """Read the table rows of a run's attempts, and compute the run's pace from the rows.
 
-The pace excludes the time between attempts, when the user may be away or the run in a scheduler's queue: the
+The pace excludes the time between attempts, when the user may be away or the run may be in a queue: the
 first step of an attempt is counted with its own `step_s`. step_table.py describes when the metrics are exact.
 """
 
@@ -225,8 +225,8 @@ def _mark_at(table: StepTable, row: int) -> Mark:
 
 
 def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
-    """Return the median and 99th percentile of the step times, both those in `times` and those of the rows
-    that `cut_tables` have dropped and counted in bins."""
+    """Return the median and 99th percentile of the step times in `times` together with those of the rows that
+    `cut_tables` have dropped and counted in bins."""
     values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
     counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
     order = np.argsort(values, kind="stable")

@@ -75,7 +75,8 @@ def _rank_bytes(processes: Sequence[ProcessUse] | None) -> int | None:
 
 
 def _bytes_by_kind(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
-    """Split `reserved_bytes` by kind of memory, including UNATTRIBUTED; the rest is "reserved_unused"."""
+    """Split `reserved_bytes` by kind of memory, including UNATTRIBUTED; the remainder is
+    "reserved_unused"."""
     left_bytes = reserved_bytes
     sizes: dict[str, int] = {}
     by_kind = {} if memory is None else memory.peak_by_kind or {}

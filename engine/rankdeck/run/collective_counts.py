@@ -22,7 +22,8 @@ class CountDifference:
     `calls` maps each rank to its number of calls of `name` in `step`, `totals` to its number of calls from
     `step` to `last_step`. `previous` is the number of calls in the step before `step`, None if the ranks
     differed then. `line` ("file:line") is the line at which the number of calls changed, "" if unknown. In
-    `num_apart` of these steps, the ranks' numbers of calls differed, in `num_together` they were equal.
+    `num_apart` of the steps from `step` to `last_step`, the ranks' numbers of calls differed; in
+    `num_together` of them, the numbers were equal and not 0.
     """
 
     step: int
@@ -38,7 +39,8 @@ class CountDifference:
 
 @dataclass
 class _RankCounts:
-    """One rank's calls per step; an entry is (first step with these calls, calls by collective and line)."""
+    """One rank's calls per step; `changes` lists (first step with these calls, calls by collective and
+    line)."""
 
     changes: list[tuple[int, Mapping[str, int]]] = field(default_factory=list)
     until: int = 0
@@ -70,7 +72,8 @@ class CollectiveComparison:
         self._is_done = self._is_done or len(counts.changes) > _MAX_CHANGES
 
     def find_difference(self, num_ranks: int) -> CountDifference | None:
-        """Return the difference that remains in the last step that all ranks reported, or None."""
+        """Return the difference between the ranks' totals in the last step that all ranks reported, or
+        None."""
         if self._is_done or len(self._ranks) < max(2, num_ranks):
             return None
         last = min(counts.until for counts in self._ranks.values())

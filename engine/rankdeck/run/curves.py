@@ -1,7 +1,8 @@
 """Store one attempt's curves by step: loss, pace and their averages.
 
-A configured run reports the loss of every step, so all its curves share one series. A user script is sampled:
-its losses have a separate series, so that a line connects the known losses. attempt.py appends the rows.
+A configured run reports the loss of every step, so all its curves share one series. A user script's
+losses are sampled, so they have a separate series, in which a line connects the known losses. attempt.py
+appends the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NUM_PACE_CURVES = 5
 _MAX_SNAPSHOTS = 64
 _AVERAGED_STEPS = 50
 _MAX_ALPHA = 0.2
-"""Maximum weight of one sampled loss in the average, so that noise still cancels out."""
+"""Maximum weight of one sampled loss in the average, so that noise still averages out."""
 _State = tuple[float, float, float]
 
 

@@ -171,7 +171,7 @@ def export_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
 
 
 def export_trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """Export the sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer.
+    """Export the sampled steps of all attempts (up to `attempt`, if it is set) for the Perfetto viewer.
 
     For a script, every step is exported.
 

@@ -19,7 +19,7 @@ _HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left", WORKS_
 
 
 class HangWarning(NamedTuple):
-    """A warning of a hang, and the time at which it was reported (Unix seconds)."""
+    """Warning about a hang, and the time at which it was reported (Unix seconds)."""
 
     problem: Problem
     reported_at: float
@@ -41,5 +41,5 @@ class HangWarning(NamedTuple):
 
 
 def is_hang_problem(problem: Problem) -> bool:
-    """Check whether a problem warns of ranks without progress."""
+    """Check whether a problem is a warning or note about ranks that make no progress."""
     return problem.severity in ("warning", "info") and problem.code in _HANG_CODES

@@ -14,7 +14,8 @@ from rankdeck.base.phrases import tr_noop
 
 BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
-"""Ratio of lead to median up to which the allocator or an uneven last shard may be the only cause."""
+"""Ratio of lead to median up to which the allocator or an uneven last shard alone may explain the
+difference."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 An operation either computes or moves bytes. A device's operations follow one another; a receive waits for its
 sender, and a collective for its whole group. The length of an interval is proportional to the operation's
 FLOPs. A transfer takes no time, or, if `communication_share` is set, a time proportional to its bytes. So the
-order and the bytes are those of the run, but the lengths do not predict times.
+order and the bytes match the run, but the lengths do not predict times.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, .
 
 
 def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
-    """Check whether a rank sends to or receives from a peer that is elsewhere on an axis other than stage.
+    """Check whether a rank sends to or receives from a peer with a different coordinate on a non-stage axis.
 
     Ranks along such an axis use the same amount of memory but have different peers, so no rank can
     represent the others.
@@ -206,7 +206,7 @@ def build_timeline(
     """Lay out every device's operations on one time axis; None if there are too many operations.
 
     `communication_share` scales the transfers: the device that sends the most bytes would send for that share
-    of its time and compute for the rest. The share is ignored for a pipeline. If `overlaps` is
+    of its time and compute in the remaining time. The share is ignored for a pipeline. If `overlaps` is
     true, the pipeline is not flushed between steps: inputs were sent in an earlier step, so no device waits
     for input.
     """

@@ -12,7 +12,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import AT_MOST, FITS, TIGHT, PlanLine, is_uncertain
 
 EQUALLY_FAST_RATIO = 1.1
-"""Maximum ratio of the middles of two predicted step times that count as equally fast."""
+"""Maximum ratio of two predicted step times (middles of their ranges) that are considered equally fast."""
 _ONLY_ONE_REASON = (
     tr_noop("It fits with room to spare."),
     tr_noop("As far as Rankdeck can tell, it fits with room to spare."),
@@ -149,7 +149,7 @@ def _smallest_of_tight(cheapest: int | None, tight: _Rows) -> PlanMarks:
 
 
 def _needed_bytes(line: PlanLine) -> int:
-    """Return the bytes shown for a line: those of its fullest device."""
+    """Return the number of bytes that a line's fullest device needs, which is shown for the line."""
     assert line.fullest_device is not None
     return line.fullest_device.total_bytes
 

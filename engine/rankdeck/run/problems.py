@@ -105,7 +105,8 @@ def read_script_config(run: RunDir) -> ScriptConfig | None:
 
 
 def is_lightly_observed(run: RunDir) -> bool:
-    """Check whether the run is an observed script for which not every check runs at every step."""
+    """Check whether the run is a script under light or full observation, in which not every check runs
+    at every step."""
     config = read_script_config(run)
     return config is not None and config.script.observe in ("light", "full")
 

@@ -1,4 +1,4 @@
-"""Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
+"""Compare the entries of a race: which losses agree, which entry is fastest, which entries are tied.
 
 From the same seed, every strategy computes the same losses, so each loss is compared with that of a
 reference: the entry of `single`, or else the first entry that completed. Sums in another order are rounded

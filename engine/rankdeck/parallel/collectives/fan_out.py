@@ -109,8 +109,9 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """Join the replicas' outputs on device 0: (B / n, ...) become (B, ...), n scalars become (n,).
 
     The ledger counts the joined tensors as "gathered". The outputs of all replicas must have the same
-    structure, one that outputs.py can flatten. When gradients have passed back through this function, the
-    ledger's phase "gathered" ends in the calling thread: later allocations belong to the replicas.
+    structure, which outputs.py must be able to flatten. When gradients have passed back through this
+    function, the ledger's phase "gathered" ends in the calling thread: later allocations belong to the
+    replicas.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.

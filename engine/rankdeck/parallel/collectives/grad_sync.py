@@ -3,7 +3,7 @@
     GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
 
 `sync` needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local
-tensors of DTensors. Gradients are sums here, as losses are: nothing is divided.
+tensors of DTensors. Gradients, like losses, are summed and never averaged.
 
     algorithm         sent per rank and step, for G bytes of gradients on n ranks
     native            2(n-1)/n x G (the backend's own all-reduce)
@@ -11,8 +11,8 @@ tensors of DTensors. Gradients are sums here, as losses are: nothing is divided.
     reduce-broadcast  (n-1) x G by rank 0, G by the others
     all-to-all        (n-1) x G
 
-Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py first, and
-ring.py for the most widely used algorithm.
+Compression (compress.py) makes G smaller and works with all four algorithms. Read buckets.py and peers.py
+first, and ring.py for the most widely used algorithm.
 """
 
 from __future__ import annotations

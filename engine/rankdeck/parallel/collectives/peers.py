@@ -1,6 +1,6 @@
 """Point-to-point messages between the ranks of one group, with a count of the bytes sent.
 
-Explicit algorithms (ring.py, grad_sync.py) are written with `start` and `exchange`. Ranks are relative to the
+The algorithms in ring.py and grad_sync.py call `start` and `exchange`. Ranks are relative to the
 group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv. Without that function, NCCL would start
 mutually dependent sends and receives one after another.
 """

@@ -6,8 +6,8 @@
     lap 2, all-gather       n-1 times: send a finished chunk on, keep the received chunk.
 
 Every rank sends 2(n-1)/n times the tensor's bytes, which is less than twice its size for any number of ranks.
-A chunk is summed along one path and then copied, so all ranks end with the same bits. Each chunk is cut into
-pieces: while one piece is added, the next is in flight.
+A chunk is summed along one path and then copied, so all ranks get bitwise identical results. Each chunk is
+cut into pieces: while one piece is added, the next is in flight.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009). Read peers.py first.
 """

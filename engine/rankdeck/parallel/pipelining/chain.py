@@ -6,7 +6,7 @@ it is None for the first stage, which reads the model's own `inputs` instead. A 
 of some models read them as well (attention masks, labels). Stages share their weights with the model that was
 cut: the same Parameter objects, so the model's own weight names stay valid.
 
-Read cutting.py next: where the units of a model come from.
+Read cutting.py next, which finds the units of a model.
 """
 
 from __future__ import annotations

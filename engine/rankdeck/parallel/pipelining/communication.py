@@ -27,8 +27,8 @@ from rankdeck.torch_compat.modules import split_state_dict
 class StageCommunication:
     """Communication of one pipeline's ranks, in `group` (None: all ranks).
 
-    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default, this pipeline
-    is the only one.
+    `pipelines` lists the ranks of every pipeline of the run; all are cut at the same units. By default,
+    this pipeline is the only one.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class StageCommunication:
         *,
         learn_shapes: bool = False,
     ) -> None:
-        """Run each microbatch's forward pass through all stages; each stage finishes all microbatches before
-        the next stage starts.
+        """Run each micro-batch's forward pass through all stages; each stage finishes all micro-batches
+        before the next stage starts.
 
-        `batches` lists (inputs, number of samples) per microbatch; `finish(index, outputs)` is called on the
+        `batches` lists (inputs, number of samples) per micro-batch; `finish(index, outputs)` is called on the
         rank of the last stage. If `learn_shapes` is true, each stage first sends the shapes of its output to
         the next stage, and this rank stores the shapes of its stages' inputs and outputs in `cut.boundaries`;
         the batches must then have the size for which the model was cut.

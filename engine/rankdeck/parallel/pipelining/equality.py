@@ -3,7 +3,7 @@
 small models   two training steps and an evaluation on two samples must give the same outputs, gradients
                of all weights, and buffers. Weights are moved off their initial values first, so that a
                gate that is zero at the start is open. Units are connected like pipeline stages: a tensor
-               that crosses is an autograd leaf on the other side, and each unit has its own buffers.
+               that crosses a cut is an autograd leaf in the next unit, and each unit has its own buffers.
 large models   on shapes only, as in plans: results must come from the same weights by the same operations
 all models     no result may be computed from a placeholder (probing.py), and the tensors at cuts must be
                the same in training and in evaluation
@@ -65,7 +65,7 @@ class _DifferenceFound(Exception):  # noqa: N818 - a result, not an error
 
 
 class _ModelError(Exception):
-    """Wrapper of an error that the model itself raised; the model's error is its `__cause__`."""
+    """Wrapper for an error that the model itself raised; the model's error is its `__cause__`."""
 
 
 class ChainComparison:

@@ -258,7 +258,7 @@ class _ObservedStage(nn.Module):
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
         """Replace the forward method of the unit `name`, which is in another stage, with `forward`; disable
-        the unit's hooks. The unit's submodules stay."""
+        the unit's hooks. The unit's submodules stay unchanged."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks up __call__, which runs the hooks, on the class.

@@ -5,11 +5,11 @@
     rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
 Stage s of p first runs p - 1 - s forward passes, then one forward and one backward pass in turn, then the
-remaining backward passes. A microbatch's activations live from its forward to its backward pass, so stage s
-holds those of p - s microbatches, while a schedule that runs all forward passes first (gpipe) would hold
-those of all m. In the alternating phase, a rank has something to send to a neighbour whenever it waits for
-something from the same neighbour: both go into one exchange, because two ranks that each send first and
-receive afterwards may wait for each other forever.
+remaining backward passes. A micro-batch's activations live from its forward to its backward pass, so stage s
+holds those of p - s micro-batches, while a schedule that runs all forward passes first (gpipe) would hold
+those of all micro-batches. In the alternating phase, a rank has something to send to a neighbour whenever it
+waits for something from the same neighbour: both go into one exchange, because two ranks that each send first
+and receive afterwards may wait for each other forever.
 
 This schedule gives the same results as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient
 Large-Scale Language Model Training on GPU Clusters, 2021. Read schedules.py first,
@@ -44,7 +44,7 @@ def one_forward_one_backward(
     num_warmup: int,
     num_microbatches: int,
 ) -> None:
-    """Run all microbatches of a batch through one rank's stage, forward and backward.
+    """Run all micro-batches of a batch through one rank's stage, forward and backward.
 
     `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
     outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
@@ -103,7 +103,7 @@ class Neighbour:
 
 class HandWrittenSchedule:
     """Schedule that runs `one_forward_one_backward` on a rank's only stage, and records the stage's spans and
-    microbatches in flight."""
+    micro-batches in flight."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class HandWrittenSchedule:
         self._next = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
 
     def run(self) -> None:
-        """Run all microbatches of the batch that the runner has started."""
+        """Run all micro-batches of the batch that the runner has started."""
         one_forward_one_backward(
             self._forward,
             self._backward,
@@ -160,7 +160,7 @@ class HandWrittenSchedule:
         return (output,) if runner.is_last else output
 
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
-        """Run a microbatch's backward pass.
+        """Run a micro-batch's backward pass.
 
         Sharded weights sync their gradients in the last backward pass; until then, the gradients accumulate.
         """

@@ -209,7 +209,7 @@ def is_cheap(model: nn.Module, inputs: Any) -> bool:
 
 
 def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
-    """Call `run(inputs)`, which runs the model, with fake tensors as inputs: they have only shapes.
+    """Call `run(inputs)`, which runs the model, with fake tensors as inputs, which have shapes but no values.
 
     Real tensors are used if the model reads values, or if computing with them is faster than torch's shape
     computation. The result of `run` must not contain tensors.

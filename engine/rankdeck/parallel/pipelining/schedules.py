@@ -1,6 +1,6 @@
-"""The pipeline schedules: the rank of each stage, and torch's classes for the order of microbatches.
+"""Pipeline schedules: the rank of each stage, and torch's schedule classes, which order the microbatches.
 
-"1f1b-by-hand" has the order and the memory use of 1f1b, but one_forward_one_backward.py runs it, not torch.
+"1f1b-by-hand" has the same order and memory use as 1f1b, but one_forward_one_backward.py runs it, not torch.
 
     (p - 1) / (m + p - 1)    the bubble of gpipe and 1f1b for p stages and m microbatches
 

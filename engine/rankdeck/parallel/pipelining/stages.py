@@ -1,7 +1,7 @@
 """Run a rank's stages, forward and backward, one microbatch at a time, in torch's schedules.
 
-Outputs live no longer than they must and may be of any type, because the loss is computed inside the last
-stage. torch gets static shapes, so that it does not run a forward pass to find them. Read schedules.py first,
+The loss is computed inside the last stage, so the model's outputs may be of any type and are freed early.
+torch gets static shapes, so it does not run a forward pass to infer them. Read schedules.py first, and
 one_forward_one_backward.py for a schedule that is not torch's.
 """
 
@@ -96,7 +96,8 @@ class StageRunner(nn.Module):
     def start(
         self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
     ) -> None:
-        """Start a batch of microbatches; in microbatch i, the first `valid[i]` samples count (None: all)."""
+        """Start a batch of microbatches; the loss of microbatch i covers its first `valid[i]` samples
+        (None: all samples)."""
         self._inputs, self._targets, self._valid_counts, self._scale = inputs, targets, valid, scale
         self.sums = []
 
@@ -109,8 +110,8 @@ class StageRunner(nn.Module):
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """Update state after a batch's last backward pass; `groups` connect pipelines that train on different
-        samples."""
+        """Update the state after a batch's last backward pass; `groups` are process groups of ranks that
+        train on different samples."""
         self._statistics.update()
         self.state.finish(groups)
 
@@ -151,8 +152,8 @@ def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
 def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     """Check whether the gradient of a tensor that crosses a cut is sent back.
 
-    Raises: ModelError if there is a gradient now but there was none when the model was cut, so that no stage
-    waits for it.
+    Raises: ModelError if there is a gradient now but there was none when the model was cut, so no stage waits
+    for it.
     """
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
@@ -164,8 +165,8 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors from which a backward pass starts. A user's own loss is assumed to read all outputs:
-    it is not called, because it may count its calls."""
+    """Return the tensors from which a backward pass starts. A user-defined loss is assumed to depend on all
+    outputs: it is not called here, because it may count its calls."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
@@ -326,7 +327,7 @@ class _Moments:
 
 class FullBatchStatistics:
     """Running statistics of a stage's batch norms, unchanged until `update`. The first norm's statistics are
-    exact; later norms get outputs that earlier norms normalized per microbatch."""
+    exact; those of later norms are not, because earlier norms normalized their inputs per microbatch."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0

@@ -1,11 +1,11 @@
-"""Cut any model that torch.export can trace, by cutting its graph: the last resort, for connections that skip
-modules.
+"""Cut the graph of any model that torch.export can trace: the last resort, for models with connections that
+skip modules.
 
-A graph is cut before modules that run once. A tensor that a later stage needs from an earlier stage is sent
-from stage to stage, through all stages between them. Tracing freezes train mode (dropout would stay on in
-evaluation), so there are two graphs, one per mode, with the same weights. It also freezes the sizes of
-batches, and copies each weight that several pieces use; the copies are replaced by the model's own weight.
-Read observed.py first.
+A graph is cut only before modules that run exactly once. A tensor that a later stage needs from an earlier
+stage is sent from stage to stage, through all stages between them. Tracing freezes train mode (dropout would
+stay on in evaluation), so there are two graphs, one per mode, with the same weights. It also freezes the
+sizes of batches, and copies each weight that several pieces use; the copies are replaced by the model's own
+weight. Read observed.py first.
 
 Source: torch.distributed.pipelining.pipeline.
 """
@@ -46,8 +46,8 @@ def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedCh
 
 
 def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
-    """Put the model's own weights and buffers into all pieces: tracing copies those that several pieces
-    use."""
+    """Replace the weights and buffers of all pieces with the model's own, because tracing copies weights that
+    several pieces use."""
     model_tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     model_tensors.update(model.named_buffers(remove_duplicate=False))
     for piece in graph.children():

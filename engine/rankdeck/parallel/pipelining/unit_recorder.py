@@ -111,7 +111,7 @@ class UnitRecorder:
         return {call.name for call in self._calls}
 
     def _value_id(self, tensor: Tensor) -> int:
-        """Return the tensor's value id; a tensor that was changed in place counts as another value."""
+        """Return the tensor's value id; an in-place change gives a tensor a new id."""
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
 
     def _shapes(self, output: Any) -> Any:
@@ -185,6 +185,6 @@ def returned_tensors(returned: Any) -> list[ReturnedTensor]:
 
 
 def _carries_gradients(call: _Call) -> bool:
-    """Check whether a unit's first argument carries gradients, so that a cut before the unit is possible."""
+    """Check whether a unit's first argument carries gradients, which a cut before the unit requires."""
     where, tensor, *_ = call.arguments[0] if call.arguments else (None, None)
     return where == 0 and tensor is not None and tensor.is_floating_point() and tensor.requires_grad

@@ -3,8 +3,8 @@ the microbatches in flight started.
 
 A version is a set of Parameters with its own storages. The newest version shares the storages of the module's
 own weights. If the newest version is still needed at an update, the module gets copies to update, and the old
-storages stay unchanged. So p versions take p times the memory of the weights, and an update copies only what
-it must. Read strategies/pipeline_async.py next.
+storages stay unchanged. So p versions take p times the memory of the weights, and an update copies
+the weights only if the version that it replaces is still needed. Read strategies/pipeline_async.py next.
 """
 
 from __future__ import annotations

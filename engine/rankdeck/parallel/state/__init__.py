@@ -1,5 +1,5 @@
 """Handle state (not gradients) that forward passes change while a batch is processed in chunks.
 
-slots: where state is stored. rank_state: merging the chunks' states, including across ranks. forward: the
-mechanism that strategies use.
+slots finds where state is stored, rank_state merges the chunks' states (also across ranks), and forward
+provides the classes that strategies use.
 """

@@ -5,10 +5,10 @@
                       averaged, weighted by samples; counts of samples are added up; for other values that
                       differ, the first chunk's value is used
 
-So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
-on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; in all other batches only that
-state is handled, and a model without such state pays nothing. Averages are not enough for batch norms: see
-../pipelining/stages.py.
+So a counter advances by one, spectral norm iterates once, and a moving average covers the whole batch, as
+on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only the
+state that has changed before, so a model without such state has no overhead there. Averages are not enough
+for batch norms: see ../pipelining/stages.py.
 
 Two kinds of modules depend on the order of samples: those that count and store samples (a memory bank with
 its pointer), and those that initialize their weights from the first samples (ActNorm). Microbatches change
@@ -97,7 +97,7 @@ class _StateTracker:
         return {name: self._slots[name].value(tables) for name in self._tracked_names}
 
     def _record_changes(self, chunk_values: Sequence[Values]) -> None:
-        """Add the slots that chunks have changed to those that are tracked in every later batch."""
+        """Add the slots that chunks have changed to the slots that are tracked in every later batch."""
         for name in self._tracked_names:
             values = [chunk[name] for chunk in chunk_values if name in chunk]
             is_kept = all(is_state(value, self._slots[name], self._samples[0]) for value in values)

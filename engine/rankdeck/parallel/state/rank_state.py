@@ -2,8 +2,8 @@
 
 Ranks find out together which parts of their changed state differ between them. These are few, because a
 counter or an EMA teacher changes in the same way on every rank. From then on only the differing parts are
-sent: tensors to be averaged are all-reduced, numbers and text are gathered; of all other values, the first
-rank's is used. Read slots.py first, forward.py next.
+sent: tensors to be averaged are all-reduced, numbers and text are gathered; for all other values, the
+first rank's value is used. Read slots.py first, forward.py next.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class CrossRankState:
     def merge(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
     ) -> Values:
-        """Return those of `values` that differ between ranks, merged into the values that one device would
-        have. All ranks call this together."""
+        """Return the items of `values` that differ between ranks, merged into the values that one device
+        would have. All ranks call this together."""
         names = [name for name in self.differing_names if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
         small = [name for name in names if name not in large]

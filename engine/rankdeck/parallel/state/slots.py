@@ -1,8 +1,9 @@
-"""Find the places in which a module stores state that its forward pass may change.
+"""Find where a module stores state that its forward pass may change.
 
-These are buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text, containers of
-these, or small tensors. A slot is one value with all places that hold it, because two modules may share a
-buffer. The value can be looked up in the module's own tables, and in those of any copy of the module. Read
+Such state is stored in buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text,
+containers of these, or small tensors. A slot is one value with every (module, table, key) that holds it,
+because two modules may share a buffer. A slot's value can be looked up in the tables of the module itself,
+and in the tables of any copy of the module. Read
 rank_state.py next.
 """
 
@@ -33,8 +34,8 @@ _MAX_ITEMS = 1000
 LARGE_STATE_BYTES = 1 << 20
 """Size limit of state: a larger attribute is more likely a result that is stored for inspection."""
 _MAX_FROZEN_BYTES = 1 << 28
-"""Maximum size of frozen weights that are copied to detect changes: larger weights are a base model's, not an
-EMA teacher's."""
+"""Maximum size of frozen weights that are copied to detect changes: larger weights are assumed to be a base
+model's, not an EMA teacher's."""
 
 
 @dataclass(eq=False)

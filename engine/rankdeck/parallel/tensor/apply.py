@@ -5,7 +5,7 @@
 
 Each attention layer and feed-forward block needs two sums of (B, T, C), one per forward and one per backward
 pass. With sequence_parallel, hidden states between layers are cut along T, not replicated, and each sum
-becomes a reduce-scatter plus an all-gather, which send as many bytes as the sum; activations shrink to 1/n.
+becomes a reduce-scatter plus an all-gather, which together send as many bytes; activations shrink to 1/n.
 
 torch unties tied weights when it replaces them; this module ties them again. Read plan.py first, gradients.py
 next. Source: torch.distributed.tensor.parallel.
@@ -212,7 +212,8 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return an unsplit attention layer, else a block whose number is missing in `plan.blocks`, else None."""
+    """Return the name of an unsplit attention layer, or else of a block whose number is missing in
+    `plan.blocks`, or else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -222,7 +223,7 @@ def _unsplit_attention(plan: SplitPlan) -> str | None:
 def _block_without_modules(plan: SplitPlan) -> str | None:
     """Return the name of a block that has split layers as direct children, or None.
 
-    With sequence_parallel, its own code would get one rank's tokens, while its layers gather all tokens.
+    With sequence_parallel, the block's code would get one rank's tokens, but its layers gather all tokens.
     """
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)

@@ -1,7 +1,7 @@
 """Find attention layers by structure: query, key and value in one module, and the output layer after them.
 
-Query, key and value are identified by name (model families differ in wording, not in structure). The output
-layer is identified by shape, wherever it is (BERT keeps it in a module of its own). A head is never split, so
+Query, key and value are identified by the names that model families use for them. The output layer is
+identified by its shape, because it may be in another module (as in BERT). A head is never split, so
 the number of heads must be divisible by the number of ranks. Read plan.py first.
 """
 
@@ -80,7 +80,8 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 
 
 def enclosing_block(model: nn.Module, name: str) -> str:
-    """Return the list item (a transformer block) that contains a module, or else the module's parent.
+    """Return the name of the item of a ModuleList or Sequential (a transformer block) that contains a module,
+    or else the name of the module's parent.
 
     If lists are nested, this is the item of the innermost list, unless that item contains only the attention
     layer, as in T5.

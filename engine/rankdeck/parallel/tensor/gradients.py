@@ -1,8 +1,8 @@
 """Sum partial gradients, clip gradients by their total norm over all ranks, and gather sharded tensors.
 
-The norm of all gradients counts every number once, however many ranks hold it: each rank adds up the squares
-of its numbers, each square divided by the number of ranks that hold that number, and the sum across all ranks
-is the square of the norm. This is correct for any mix of full tensors and DTensors, on any mesh. Read
+The total norm counts every gradient element once, no matter how many ranks hold it: each rank adds up the
+squares of its elements, each divided by the number of ranks that hold that element; the sum over all ranks is
+the square of the norm. This is correct for any mix of full tensors and DTensors, on any mesh. Read
 apply.py first.
 """
 
@@ -59,7 +59,7 @@ def clip_grad_norm_over_ranks(
 ) -> Tensor:
     """Scale all gradients so that their total norm is at most `max_norm`; return the norm before scaling.
 
-    Each of `num_stages` stages holds weights of its own; `owners` maps each tied weight that several stages
+    Each of `num_stages` stages holds its own weights; `owners` maps each tied weight that several stages
     use to the number of these stages. Every rank calls this once.
     """
     pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]

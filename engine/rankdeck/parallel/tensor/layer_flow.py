@@ -38,8 +38,8 @@ class LayerFlow:
     """Result of observing one forward pass.
 
     `weights` maps the row-wise layer of each group to the names of the weights between the group's
-    column-wise layers and that layer; `bypassed` are modules whose input reaches their output on a path
-    around the row-wise layers inside them.
+    column-wise layers and that layer; `bypassed` contains the modules whose input reaches their output on a
+    path around the row-wise layers inside them.
     """
 
     weights: Mapping[str, tuple[str, ...]]
@@ -88,7 +88,7 @@ def _find_from_forward(
     def between(nodes: _ModuleNodes) -> LayerFlow:
         missing = [name for name in layers if not nodes.outputs.get(name)]
         if missing or not nodes.inputs:
-            raise LookupError(f"{missing} were not called in the forward")
+            raise LookupError(f"not called in the forward pass: {missing}")
         weights = {
             group.row: tuple(
                 _iter_weights(nodes, group, names, includes_feature_ops=isinstance(group, FeedForwardPair))

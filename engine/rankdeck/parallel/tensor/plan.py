@@ -163,8 +163,8 @@ def _differing_units(
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """Return the name of the operation that needs all features, between a unit's column-wise layers and its
-    row-wise layer; None if it is unknown. All ranks call this together."""
+    """Return the name of the operation between a unit's column-wise layers and its row-wise layer that needs
+    all features; None if it is unknown. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -172,8 +172,9 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Return the tables of position biases, which are added to the attention scores and have one number per
-    head (T5); each rank takes the numbers of its heads.
+    """Return the names of the embeddings of position biases, which are added to attention scores (as in T5).
+
+    Such an embedding has one column per head; each rank keeps the columns of its own heads.
 
     Raises:
         ModelError: there is another weight between the linear layers of an attention layer.
@@ -329,7 +330,7 @@ def _require_plain(name: str, module: nn.Module) -> None:
         raise ModelError(
             phrase(
                 "strategy.plan: tensor parallelism splits only plain layers, but {name} "
-                "computes its weight from others (weight_norm, a parametrization) or has "
+                "computes its weight from other tensors (weight_norm, a parametrization) or has "
                 "additional weights (an adapter).",
                 name=name,
             ),

@@ -1,9 +1,9 @@
 """Check a plan before anything is split: slices of each unit must give the same result as the full layers.
 
 A unit is a set of layers that are split together or not at all: column-wise layers with the row-wise layer
-after them, or the layers of one vocabulary. A small model is tried as a whole on values (trial.py). A large
-model is run on shapes only, and one block of each kind is tried on values with few tokens. Rank 0 checks for
-all ranks.
+after them, or the layers of one vocabulary. A small model is tried as a whole with real values (trial.py). A
+large model is run with shapes only, and one block of each kind is tried with real values and few tokens.
+Rank 0 runs the check for all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImp
 from rankdeck.torch_compat.dispatch import without_modes
 
 _MAX_WORK = 30_000_000
-"""Maximum number of weights times tokens for a trial on values; a trial of this size takes 0.1 s on a CPU."""
+"""Maximum number of weights times tokens for a trial with values; that size takes 0.1 s on a CPU."""
 _MAX_BLOCK_WORK = 250_000_000
 _NUM_TOKENS = 4
 """Number of tokens when a block is tried alone."""
@@ -309,8 +309,8 @@ def _difference_text(unit: SplitUnit, difference: SplitDifference, operation: st
     if unit.heads:
         return phrase(
             "Tensor parallelism cannot split {layers}: with only one rank's heads, they "
-            "compute different results. The model combines heads, or uses {attribute} (which "
-            "becomes the number of heads per rank) for more than shapes.",
+            "compute different results. The model mixes values of different heads, or uses {attribute} "
+            "(which becomes the number of heads per rank) for more than reshaping.",
             layers=layers,
             attribute=f"{unit.heads[0].module}.{unit.heads[0].attribute}",
         )
@@ -365,7 +365,7 @@ _NO_PAIR_TEXT = tr_noop(
 )
 _COMPUTED_WEIGHT_TEXT = tr_noop(
     "No layers to split were found in {model} ({kinds}): only plain layers can be split, but "
-    "{layer} computes its weight from others (weight_norm, a parametrization) or has "
+    "{layer} computes its weight from other tensors (weight_norm, a parametrization) or has "
     "additional weights (an adapter)."
 )
 

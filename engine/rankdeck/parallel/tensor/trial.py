@@ -38,8 +38,8 @@ _MAX_RANKS = 4
 """Maximum number of ranks in a trial: further ranks would run the same operations."""
 _EXCHANGE_TIMEOUT_S = 60.0
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
-"""Relative tolerances by dtype; they are loose because some models compute norms and softmax in fp32 for any
-input."""
+"""Relative tolerances by dtype; they are loose because some models compute norms and softmax in fp32 whatever
+the input dtype."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class SplitTrial:
         return SplitDifference(relative=share) if share > self._tolerance else None
 
     def _run_ranks(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
-        """Return the outputs of all ranks, each computed in a thread of its own."""
+        """Return the outputs of all ranks, each computed in its own thread."""
         meeting = _ThreadExchange(self._num_ranks)
         heads = [
             HeadCount(head_count.module, head_count.attribute, head_count.count * self._rank_factor)
@@ -169,7 +169,8 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """Error for a model whose backward pass recomputes a forward pass, in which no other rank takes part."""
+    """Error for a model whose backward pass recomputes a forward pass, when the other ranks' threads have
+    ended."""
 
 
 class _ThreadExchange:
