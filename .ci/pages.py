@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -67,15 +68,22 @@ def configuration() -> str:
 def commands() -> str:
     """Return the reference of the commands: help, arguments and options of each."""
     parts = [COMMANDS]
-    for name, command in COMMAND.commands.items():
-        if command.hidden:
-            continue
+    for name, command in _visible_commands():
         parts += [f"## rankdeck {name}", "", (command.help or "").partition("\n\n")[0].replace("\n", " "), ""]
         parts += _table(("argument or option", "meaning"), _parameters(command))
     return "\n".join(parts)
 
 
-def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, str]]:
+def _visible_commands() -> Iterator[tuple[str, Any]]:
+    """Yield (name, command); the commands of a group follow the group, as "queue add"."""
+    for name, command in COMMAND.commands.items():
+        if not command.hidden:
+            yield name, command
+            inner = getattr(command, "commands", {})
+            yield from ((f"{name} {key}", sub) for key, sub in inner.items() if not sub.hidden)
+
+
+def _parameters(command: Any) -> Iterator[tuple[str, str]]:
     context = typer.Context(command, help_option_names=HELP_OPTIONS)
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":

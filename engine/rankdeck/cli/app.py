@@ -27,6 +27,7 @@ from rankdeck.cli import (
     devices,
     doctor,
     plan,
+    queue,
     race,
     reference,
     remote_command,
@@ -85,6 +86,8 @@ for _group, _commands in {
         app.command(rich_help_panel=_group, cls=_kind)(_command)
 
 
+app.add_typer(queue.app, name="queue", rich_help_panel="Runs")
+
 # Hidden: `doctor --hosts` starts it on the other hosts.
 app.command(hidden=True)(serve.meet)
 
@@ -137,7 +140,8 @@ def _build_command() -> Any:
     """Return the click command. Flags get an empty metavar; otherwise, typer's help would print <bool> next
     to each flag."""
     command_group: Any = typer.main.get_command(app)
-    for command in (command_group, *command_group.commands.values()):
+    queue_group = command_group.commands["queue"]
+    for command in (command_group, *command_group.commands.values(), *queue_group.commands.values()):
         context = typer.Context(command, help_option_names=HELP_OPTIONS)
         for option in command.get_params(context):
             if getattr(option, "is_flag", False):
@@ -210,6 +214,8 @@ def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
     """Return the arguments without those of a user's script, which may have a --json of its own."""
     if argv and argv[0].startswith("-C"):
         argv = argv[2:] if argv[0] == "-C" else argv[1:]
+    if argv and argv[0] == "queue":  # a script's command follows two dashes
+        return argv[: argv.index("--")] if "--" in argv else argv
     named = COMMAND.commands.get(argv[0]) if argv else None
     return (
         split_script_arguments(argv[1:], named.value_options())[0]

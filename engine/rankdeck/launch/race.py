@@ -29,10 +29,11 @@ from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import race_title, unique_title
 from rankdeck.launch import device_selection, locks
 from rankdeck.launch.control import stop_if_alive
+from rankdeck.launch.environment_facts import run_environment
 from rankdeck.launch.guard_launcher import start_guard
 from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import kill_leftovers
-from rankdeck.launch.start import check_single_host, run_environment
+from rankdeck.launch.start import check_single_host
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
 from rankdeck.run.plan_lines import PlanLine

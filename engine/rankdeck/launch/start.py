@@ -7,22 +7,17 @@ locked and renamed the directory. `resume_run` starts the next attempt of a run 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-import rankdeck
 from rankdeck import run_dir
-from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.files import read_toml_or_empty
 from rankdeck.base.masking import mask_table
 from rankdeck.base.names import validate_name
@@ -33,6 +28,7 @@ from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import title_of, unique_title
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import device_selection
+from rankdeck.launch.environment_facts import run_environment, script_environment_facts
 from rankdeck.launch.guard_launcher import NotResumableError, start_guard
 from rankdeck.launch.machine import check_machine
 from rankdeck.launch.multi_host_role import MultiHostRole
@@ -43,7 +39,26 @@ from rankdeck.run_dir import FIRST_STEPS_KEY, RunDir
 
 _MAX_SAME_TITLES = 1000
 """Maximum number of similarly titled earlier runs, newest first, to consider when making a title unique."""
-_RECORDED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+
+
+@dataclass(frozen=True)
+class QueuedStart:
+    """Additions of the queue to a start.
+
+    `facts` becomes the entry "queue" of environment.json. `leases`: the lease files of CPU slots, which the
+    run's guard holds as well. `warnings` are reported by the run. `record_run` is called with the run's final
+    path and the attempt before the guard starts.
+    """
+
+    facts: JsonObject
+    leases: Sequence[Path]
+    warnings: Sequence[Problem]
+    record_run: Callable[[Path, int], None]
+
+    def extend(self, choice: device_selection.ChosenDevices) -> None:
+        """Add the leases and warnings to the devices that the run has chosen."""
+        choice.leases.extend(self.leases)
+        choice.warnings.extend(self.warnings)
 
 
 def start_run(
@@ -56,6 +71,7 @@ def start_run(
     worker: str | None = None,
     multi_host_role: MultiHostRole | None = None,
     first_steps: int | None = None,
+    queued: QueuedStart | None = None,
 ) -> RunDir:
     """Start a run under a guard and return it under its final name, with its lock held.
 
@@ -63,22 +79,26 @@ def start_run(
     `started` is when the user's command started (Unix seconds). `worker` is the module or .py file that the
     ranks run; rankdeck.training.worker by default. If `multi_host_role` is set, only this host's part of the
     run is started. If `first_steps` is set, the run takes that many steps and is not added to the index of
-    runs; if it is 0, the run is only verified.
+    runs; if it is 0, the run is only verified. `queued` is set if the queue starts the run.
 
     Raises: ConfigError, DataError, ModelError, DeviceError: the configuration cannot be run, or its name is
         invalid. MachineError: there is no driver, or no process could be started.
     """
     validate_name(config.name)
     config, choice = _check_run(config, multi_host_role)
+    if queued is not None:
+        queued.extend(choice)
     title = title_of(config, len(choice.devices) if multi_host_role is None else None)
     masked_command = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
     environment = run_environment(config, choice, masked_command, started)
     name = None if multi_host_role is None else multi_host_role.folder_name(runs)
     extra_facts = {} if first_steps is None else {FIRST_STEPS_KEY: first_steps}
-    environment |= {"title": _unique_title(title, config, runs), **extra_facts}
+    environment |= {"title": _unique_title(title, config, runs), **extra_facts, **_queue_facts(queued)}
     hidden = run_dir.create_run_dir(runs, config, environment, name)
     handed_over = multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext()
     with run_dir.remove_unless_started(hidden.path), handed_over as hosts:
+        if queued is not None:
+            queued.record_run(run_dir.final_path(hidden), 0)
         run = start_guard(hidden, choice.leases, detach=detach, worker=worker, hosts=hosts)
     if first_steps is None:
         run_dir.add_to_index(run)
@@ -94,6 +114,7 @@ def resume_run(
     started: float,
     worker: str | None = None,
     multi_host_role: MultiHostRole | None = None,
+    queued: QueuedStart | None = None,
 ) -> RunDir:
     """Start the next attempt of a run from its newest complete checkpoint.
 
@@ -105,12 +126,17 @@ def resume_run(
     """
     check_resumable(run, config, is_multi_host=multi_host_role is not None)
     config, choice = _check_run(config, multi_host_role)
+    if queued is not None:
+        queued.extend(choice)
     masked_command = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
     environment = run_environment(config, choice, masked_command, started)
     environment["title"] = next_title(run, config, len(choice.devices) if multi_host_role is None else None)
+    environment |= _queue_facts(queued)
     min_attempt = 0 if multi_host_role is None else multi_host_role.attempt
     attempt, files = run_dir.add_attempt(run, config, environment, min_attempt)
     try:
+        if queued is not None:
+            queued.record_run(run.path, attempt)
         with multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext() as hosts:
             start_guard(run, choice.leases, detach=detach, attempt=attempt, worker=worker, hosts=hosts)
     except BaseException:
@@ -130,6 +156,7 @@ def start_script(
     command_line: Sequence[str],
     started: float,
     attached: AttachedStreams | None = None,
+    queued: QueuedStart | None = None,
 ) -> RunDir:
     """Start a run of a user's script under a guard.
 
@@ -143,13 +170,16 @@ def start_script(
     """
     check_script(config)
     choice = device_selection.choose_script_devices(config)
+    if queued is not None:
+        queued.extend(choice)
     kill_leftovers()
     check_machine(config.script.ranks, needs_loopback=not config.script.plain)
-    environment = _environment_facts(config.script.folder, choice, command_line, started)
-    hidden = run_dir.create_run_dir(
-        runs, config, environment | {"title": _unique_title(config.name, config, runs)}
-    )
+    environment = script_environment_facts(config.script.folder, choice, command_line, started)
+    environment |= {"title": _unique_title(config.name, config, runs), **_queue_facts(queued)}
+    hidden = run_dir.create_run_dir(runs, config, environment)
     with run_dir.remove_unless_started(hidden.path):
+        if queued is not None:
+            queued.record_run(run_dir.final_path(hidden), 0)
         run = start_guard(hidden, choice.leases, detach=detach, attached=attached)
     run_dir.add_to_index(run)
     return run
@@ -185,6 +215,10 @@ def rerun(
         started=started,
         attached=attached,
     )
+
+
+def _queue_facts(queued: QueuedStart | None) -> JsonObject:
+    return {} if queued is None else {"queue": queued.facts}
 
 
 def check_script(config: ScriptConfig) -> None:
@@ -309,69 +343,3 @@ def check_single_host(config: RunConfig) -> None:
                 "run only on this host."
             ),
         )
-
-
-def run_environment(
-    config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
-) -> JsonObject:
-    """Return the contents of environment.json for a configuration's run, whose ranks use this Python
-    environment."""
-    facts = _environment_facts(
-        config.folder, choice, command_line, started, reads_files=bool(config.user_code())
-    )
-    facts["versions"] |= {name: _package_version(name) for name in _RECORDED_PACKAGES}
-    return {**facts, "python": platform.python_version()}
-
-
-def _environment_facts(
-    folder: str | None,
-    choice: device_selection.ChosenDevices,
-    command_line: Sequence[str],
-    started: float,
-    *,
-    reads_files: bool = True,
-) -> JsonObject:
-    """Return the contents of environment.json for a script. The script reports its own package versions after
-    importing the packages.
-
-    The entry `problems` contains warnings that the supervisor forwards as events.
-    """
-    return {
-        "versions": {"rankdeck": rankdeck.__version__},
-        "devices": msgspec.to_builtins(choice.devices),
-        "commit": _git_commit(folder, reads_files=reads_files),
-        "command_line": list(command_line),
-        "started": started,
-        "host": platform.node(),
-        "problems": msgspec.to_builtins(choice.warnings),
-    }
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
-    """Return the commit checked out in `folder`, with "+" if files have changed; None outside git.
-
-    To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). The
-    comparison is therefore skipped if `reads_files` is False, as for a folder from which the run executes no
-    code.
-    """
-    if folder is None:
-        return None
-    command = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            [*command, *(["--dirty=+"] if reads_files else [])],
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

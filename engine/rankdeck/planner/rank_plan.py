@@ -152,8 +152,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """Return a plan, whose memory is a bound, for a model that reads tensor values; None if no kind of answer
-    works."""
+    """Return a plan with a bound of the memory if the model reads tensor values; None if that fails too."""
     result = _try_plan(request, target, largest_result)
     if result is not None:
         return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])

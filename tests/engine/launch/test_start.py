@@ -22,7 +22,8 @@ from rankdeck.config.naming import explicit_name
 from rankdeck.launch import guard_launcher
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.device_selection import ChosenDevices
-from rankdeck.launch.start import NotResumableError, resume_run, run_environment
+from rankdeck.launch.environment_facts import run_environment
+from rankdeck.launch.start import NotResumableError, resume_run
 from rankdeck.run_dir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import launch

@@ -212,8 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return the name of an unsplit attention layer, or else of a block whose number is missing in
-    `plan.blocks`, or else None."""
+    """Return an unsplit attention layer's name, else one of a block missing in `plan.blocks`, else None."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
