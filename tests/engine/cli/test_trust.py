@@ -44,6 +44,7 @@ devices = { use = "cpu:1" }
 UNTRUSTED_FREE_COMMANDS = {
     "train",
     "run",
+    "queue",
     "plan",
     "verify",
     "race",

@@ -41,7 +41,7 @@ def test_all_masked_is_zero_not_nan() -> None:
 
 
 def test_cross_entropy_names_mismatched_shapes() -> None:
-    with pytest.raises(ModelError, match=r"\(4, 3\) with targets \(5,\)"):
+    with pytest.raises(ModelError, match=r"\(4, 3\) with targets of shape \(5,\)"):
         losses.cross_entropy().function(torch.randn(4, 3), torch.zeros(5, dtype=torch.long))
 
 

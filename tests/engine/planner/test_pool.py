@@ -60,7 +60,7 @@ def test_a_crash_or_timeout_fails_one_line_only() -> None:
     }
     assert lines["dp"].verdict == "cannot" and "SIGKILL" in (lines["dp"].reason or "")
     reason = lines["model"].reason or ""
-    assert lines["model"].verdict == "cannot" and f"no result after {timeout_s:.0f} s" in reason
+    assert lines["model"].verdict == "cannot" and f"no result within {timeout_s:.0f} s" in reason
     assert "--timeout" in reason and "plan.timeout_s" in reason
     assert lines["single"].verdict == "fits" and lines["single"].devices[0].active_bytes > 0
 
@@ -174,7 +174,9 @@ def test_a_refusal_includes_its_fix() -> None:
 def test_a_data_dependent_model_gets_a_lower_bound() -> None:
     (line,) = plan_candidates(own_model("asking"), [Candidate("single")], REHEARSAL)
     assert line.verdict == "fits" and line.is_bound and line.bound == "least"
-    assert plan_verdict_text(line) == "may fit" and "the branches of the first samples" in line.notes[0]
+    assert (
+        plan_verdict_text(line) == "may fit" and "the branches that the first samples take" in line.notes[0]
+    )
     numel = 64 * 10 + 10
     assert line.devices[0].active_bytes > 16 * numel
 

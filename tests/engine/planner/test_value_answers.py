@@ -62,7 +62,7 @@ def test_branches_follow_the_first_samples() -> None:
     assert (line.verdict, line.bound) == (
         "fits",
         "least",
-    ) and "the branches of the first samples" in line.notes[0]
+    ) and "the branches that the first samples take" in line.notes[0]
     assert "every value read is True or 1" in line.notes[1]
 
 
@@ -100,5 +100,5 @@ def test_endless_questions_raise_an_error() -> None:
     answers = value_answers.FixedAnswer(True)
     ask = functools.partial(answers, torch.ops.aten._local_scalar_dense.default, (torch.tensor(True),), {})
     assert all(ask() is True for _ in range(value_answers._MAX_QUESTIONS))
-    with pytest.raises(RuntimeError, match="more than 1000 values"):
+    with pytest.raises(RuntimeError, match="more than 1000 tensor values"):
         ask()
