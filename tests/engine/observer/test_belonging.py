@@ -219,6 +219,9 @@ _CASES: dict[str, tuple[str, set[str]]] = {
     "frozen and left out by the wrapper": (
         _train(_WRAPPED.format(before=f"{_FREEZE}; {_IGNORE}", after=""), loss="loss_of(wrapper)"), set(),
     ),
+    "ignored and frozen afterwards": (
+        _train(_WRAPPED.format(before=_IGNORE, after=_FREEZE), loss="loss_of(wrapper)"), set(),
+    ),
     "bf16 under Adam": (_train(_HALF, "AdamW(net.parameters(), 1e-4)"), {"weights-unchanged"}),
     "bf16 under Adam at a higher rate": (_train(_HALF, "AdamW(net.parameters(), 1e-3)"), set()),
     "bf16 under SGD": (_train(_HALF, "SGD(net.parameters(), 0.1, momentum=0.9)"), set()),

@@ -147,6 +147,25 @@ _FAULTS: dict[str, tuple[str, str, str]] = {
         "between steps 5 and 8", "rank 1 has called optimizer.step 36 times, but rank 0 has called it 40 "
         "times",
     ),
+    "skipped, two models": (
+        _GAN.format(critic="other")
+        .replace("backward(); optimizer.step()", "backward(); rank and step % 10 == 5 or optimizer.step()"),
+        "between steps 5 and 8", "rank 1 has called optimizer.step 36 times",
+    ),
+    "bypassed, loaded later": (
+        _ddp(
+            model="ddp.module",
+            after="if step == 29 and rank: net.load_state_dict({k: v * 2 for k, v in state().items()})",
+        ),
+        _EARLY, "bypasses DistributedDataParallel",
+    ),
+    "other rate, loaded everywhere": (
+        _ddp(
+            "SGD(net.parameters(), 0.01 * (rank + 1))",
+            after="if step == 0: net.load_state_dict({k: v.clone() for k, v in state().items()})",
+        ),
+        _EARLY, "0.01 on rank 0, 0.02 on rank 1",
+    ),
     "second model": (_GAN.format(critic="critic"), _EARLY, "bypasses DistributedDataParallel"),
 }  # fmt: skip
 _HEALTHY: dict[str, str] = {
@@ -177,7 +196,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ObservedPro
     return observe_scripts(scripts, tmp_path_factory.mktemp("drift"))
 
 
-def _find(processes: dict[str, ObservedProcess], name: str, folder: Path) -> dict[str, Problem]:
+def _find(
+    processes: dict[str, ObservedProcess], name: str, folder: Path, *, is_over: bool = True
+) -> dict[str, Problem]:
     process = processes[name.replace(" ", "_")]
     assert process.status == 0 and process.run is not None, process.stderr
     assert process.ranks() == [0, 1]
@@ -189,7 +210,7 @@ def _find(processes: dict[str, ObservedProcess], name: str, folder: Path) -> dic
     state = read_run_state(run.dir, curves=True)
     rules = (*drift.RULES, *parameters.RULES, *script_checks.RULES)
     return {
-        problem.code: problem for problem in FindingTracker(rules).check(RuleContext(state, is_over=True))
+        problem.code: problem for problem in FindingTracker(rules).check(RuleContext(state, is_over=is_over))
     }
 
 
@@ -200,6 +221,13 @@ def test_ranks_that_drift_apart_are_reported(
     _, since, cause = _FAULTS[name]
     problem = _find(processes, name, tmp_path)["ranks-drifted"]
     assert since in problem.message and cause in problem.message, problem.message
+
+
+def test_numbers_of_steps_are_no_cause_while_ranks_run(
+    processes: dict[str, ObservedProcess], tmp_path: Path
+) -> None:
+    message = _find(processes, "skipped", tmp_path, is_over=False)["ranks-drifted"].message
+    assert "times" not in message
 
 
 @pytest.mark.parametrize("name", _HEALTHY)

@@ -242,6 +242,9 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         ),
         {"gradients-not-cleared"},
     ),
+    "clears too early once": (
+        _STEPS.format(first="", between="if step == 30: optimizer.zero_grad()", last=_CLEAR), set(),
+    ),
     "clears the model": (_STEPS.format(first="net.zero_grad()", between="", last=""), set()),
     "clears to zeros too early": (
         _STEPS.format(first="", between="optimizer.zero_grad(set_to_none=False)", last=""),
@@ -335,6 +338,12 @@ _CASES: dict[str, tuple[str, set[str]]] = {
         _LOADED.format(prefix="module.").replace(
             "\noptimizer",
             "\nnet.load_state_dict({key[7:]: value for key, value in state.items()})\noptimizer",
+        ),
+        set(),
+    ),
+    "most keys fit": (
+        _LOADED.format(prefix="").replace(
+            "\nnet.load", "\nstate['old.3.bias'] = state.pop('3.bias')\nnet.load", 1
         ),
         set(),
     ),
