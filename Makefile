@@ -107,6 +107,7 @@ silent: setup ## scripts that are silently wrong and healthy ones, what is repor
 
 storms: setup ## runs killed again and again, to the last bit, written to docs/reliability.md (an hour; goes on where it was)
 	@$(BIN)/python -m tests.faults --storms 100 --cache .make/faults --page docs/reliability.md $(ARGS)
+	@$(BIN)/python -m tests.faults.queue_storms
 
 host-faults: setup ## faults of runs over three hosts, written to docs/reliability-hosts.md (an hour; goes on where it was; as root)
 	@$(BIN)/python -m tests.hosts --cache .make/host-faults --page docs/reliability-hosts.md $(ARGS)

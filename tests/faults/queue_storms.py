@@ -58,9 +58,6 @@ def storm(*, num_jobs: int, num_kills: int, seed: int) -> list[str]:
         else:
             time.sleep(0.5)
         ensure_dispatcher(spool)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # dispatchers that have ended
-                pass
     wrong = check(spool.entries(), read_log(folder))
     return [*wrong, *_what_is_left(spool)]
 

@@ -329,31 +329,43 @@ def resume() -> int:
 @app.command()
 def wait(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Entries. Default: all that run or wait.")
+        list[str] | None,
+        typer.Argument(metavar="[ENTRY]...", help="Entries. Default: all that are not held."),
     ] = None,
 ) -> int:
     """Wait until entries have ended.
 
     The exit status is that of the first entry that did not complete: its run's exit status, 1 if it has none.
+    An entry that cannot start because one before it failed does not complete.
     """
     from rankdeck.cli.wait import exit_status
-    from rankdeck.queue.dispatcher import ensure_dispatcher
+    from rankdeck.queue.dispatcher import ensure_dispatcher, has_work
     from rankdeck.queue.spool import Spool
     from rankdeck.run_dir import RunDir
 
     spool = Spool()
-    unfinished = [entry.number for entry in spool.entries() if not entry.is_finished]
-    numbers = [spool.find(name).number for name in names] if names else unfinished
+    waited_for = [e.number for e in spool.entries() if not (e.is_finished or e.is_held)]
+    numbers = [spool.find(name).number for name in names] if names else waited_for
     ensure_dispatcher(spool)
     status = 0
     for number in numbers:
-        while (entry := spool.entry(number)) is not None and not entry.is_finished:
+        while (entry := spool.entry(number)) is not None and not _is_over(spool, entry):
             time.sleep(_WAIT_INTERVAL_S)
-            ensure_dispatcher(spool)
+            # The dispatcher may have been killed. Without work, as in a paused queue, it would end at once.
+            if has_work(spool):
+                ensure_dispatcher(spool)
         if entry is not None and entry.state != "completed" and not status:
             start = entry.last_start
             status = exit_status(RunDir(Path(start.run))) if start is not None and start.run else 1
     return status
+
+
+def _is_over(spool: Spool, entry: Entry) -> bool:
+    """Check whether the entry has ended, or cannot start because an entry that it follows failed."""
+    from rankdeck.queue.admission import failed_predecessor
+
+    followed = {number: found for number in entry.after if (found := spool.entry(number)) is not None}
+    return entry.is_finished or failed_predecessor(entry, followed) is not None
 
 
 # Started by the queue itself.

@@ -112,7 +112,9 @@ def name_of(config: Any, need: Need) -> str:
 
 def folder_of(config: RunConfig | ScriptConfig) -> str | None:
     """Return the folder whose code the run executes; None if it executes no code of the user's."""
-    return config.folder if is_training(config) else config.script.folder  # type: ignore[union-attr]
+    if isinstance(config, RunConfig):
+        return config.folder if config.user_code() else None
+    return config.script.folder
 
 
 def find_need(config: Any, devices: str | None, free_bytes: int | None) -> Need:
@@ -133,7 +135,7 @@ def find_need(config: Any, devices: str | None, free_bytes: int | None) -> Need:
         ranks = config.script.ranks
         need = need_of(devices or config.devices or "auto", num_gpus=num_gpus, default_count=ranks)
     if free_bytes is not None:
-        need.free_bytes, need.free_bytes_source = free_bytes, "option"
+        need.free_bytes = free_bytes
     return need
 
 

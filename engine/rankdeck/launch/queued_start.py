@@ -89,10 +89,11 @@ def _run_to_resume(entry: Entry) -> RunDir | None:
 
 
 def _changes_since(entry: Entry, file: Path) -> list[Problem]:
-    """Return a warning if the code of the entry's folder has changed since the entry was added."""
+    """Return a warning if the code that the run executes has changed since the entry was added."""
     if entry.commit is None:
         return []
-    folder = parse_toml(file.read_text("utf-8")).get("script", {}).get("folder") or entry.folder
+    tables = parse_toml(file.read_text("utf-8"))
+    folder = tables.get("script", tables)["folder"]
     commit = git_commit(folder, reads_files=True)
     if commit == entry.commit:
         return []

@@ -7,7 +7,6 @@ that the next one does not understand (starts.py).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -20,7 +19,7 @@ from rankdeck.base import files
 from rankdeck.queue.admission import Decision, decide, failed_predecessor
 from rankdeck.queue.devices import GpuTracker, QueueDevice, cpu_slots
 from rankdeck.queue.entry import Entry
-from rankdeck.queue.spool import Spool
+from rankdeck.queue.spool import Spool, try_lock
 from rankdeck.queue.starts import fail_start, observe_start, start_entry
 from rankdeck.run_dir import RunDir, list_runs
 
@@ -32,6 +31,10 @@ _MAX_DIRECT_RUNS = 200
 """Number of the newest runs among which those that run now are looked for."""
 
 _MAX_ERROR_LINES = 20
+_START_CODE = (
+    "import os, subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True); os._exit(0)"
+)
+_DISPATCH_ARGUMENTS = ("-P", "-m", "rankdeck", "queue", "dispatch")
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +43,16 @@ def ensure_dispatcher(spool: Spool) -> None:
     """Start a dispatcher unless one is alive. Call this after each change that may let an entry start."""
     if files.is_locked(spool.dispatcher_lock):
         return
-    subprocess.Popen(
-        [sys.executable, "-P", "-m", "rankdeck", "queue", "dispatch"],
+    # Through a process that ends at once: the dispatcher must not be a child that this process
+    # has to wait for.
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _START_CODE, sys.executable, *_DISPATCH_ARGUMENTS],
         # The folder in which the first entry was added may be deleted or unmounted.
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        check=False,
     )
 
 
@@ -55,11 +60,8 @@ def run_dispatcher(spool: Spool) -> int:
     """Start entries until none runs or waits, and return the exit code; return at once if another dispatcher
     is alive."""
     spool.entries_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(spool.dispatcher_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+    lock = try_lock(spool.dispatcher_lock)
+    if lock is None:
         return 0
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
@@ -70,7 +72,7 @@ def run_dispatcher(spool: Spool) -> int:
             # Under the spool's lock: an entry that is added now finds either this dispatcher at work or its
             # lock free.
             with spool.locked():
-                is_idle = not _has_work(spool)
+                is_idle = not has_work(spool)
                 # One more step records why the entries that are left cannot start.
                 if is_idle and was_idle:
                     os.close(lock)
@@ -80,7 +82,7 @@ def run_dispatcher(spool: Spool) -> int:
         dispatcher.close()
 
 
-def _has_work(spool: Spool) -> bool:
+def has_work(spool: Spool) -> bool:
     """Check whether an entry runs, or waits for something that a command does not change."""
     entries = spool.entries()
     by_number = {entry.number: entry for entry in entries}

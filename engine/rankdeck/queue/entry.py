@@ -39,17 +39,13 @@ class Need(msgspec.Struct, omit_defaults=True):
 
     `kind`: "cpu" for CPU slots, "gpu" for GPUs. `gpus`: indices or UUIDs of these very GPUs; if it is empty,
     any GPUs serve. `num_devices`: number of devices; 0 means all GPUs that are free, at least one.
-    `free_bytes`: memory that must be free on each GPU; 0 if it is unknown. `free_bytes_source`: plan | last
-    run | option. `share_bytes`: memory that the entry uses at most on a GPU that it shares; 0 if the entry
-    takes GPUs for itself.
+    `free_bytes`: memory that must be free on each GPU; 0 if it is unknown.
     """
 
     kind: Literal["cpu", "gpu"]
     num_devices: int
     gpus: list[str] = []
     free_bytes: int = 0
-    free_bytes_source: str = ""
-    share_bytes: int = 0
 
 
 class Entry(msgspec.Struct, omit_defaults=True):

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -36,8 +37,25 @@ _SESSION_VARIABLES = {
 }  # fmt: skip
 """Environment variables that describe a terminal or a login session, which a later run does not have."""
 _MAX_LISTED = 10
+_LOCK_TIMEOUT_S = 0.2
 
 _decoder = msgspec.json.Decoder(Entry)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file exclusively and return its descriptor; None if another process holds the lock."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end_s = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            # A process that checks whether the lock is held shares it for a moment.
+            if time.monotonic() > end_s:
+                os.close(handle)
+                return None
+            time.sleep(0.01)
 
 
 class NoEntryError(RankdeckError):

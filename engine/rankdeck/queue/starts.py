@@ -15,7 +15,6 @@ further attempt, if that attempt's supervisor has written events.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.queue.devices import QueueDevice
 from rankdeck.queue.entry import Entry, Start
-from rankdeck.queue.spool import Spool
+from rankdeck.queue.spool import Spool, try_lock
 from rankdeck.run_dir import RunDir
 
 
@@ -35,9 +34,10 @@ def start_entry(spool: Spool, entry: Entry, devices: Sequence[QueueDevice]) -> s
     Returns None if a start of the entry is under way, or if the entry no longer wants one.
     """
     # The command inherits this open file, so the lock is free only when both processes have closed it.
-    lock = os.open(spool.start_lock(entry.number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = try_lock(spool.start_lock(entry.number))
+    if lock is None:
+        return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_recorded = False
 
         def record(entry: Entry) -> None:
@@ -48,8 +48,6 @@ def start_entry(spool: Spool, entry: Entry, devices: Sequence[QueueDevice]) -> s
 
         spool.update(entry.number, record)
         return _start_command(spool, entry, lock) if is_recorded else None
-    except BlockingIOError:
-        return None
     finally:
         os.close(lock)
 

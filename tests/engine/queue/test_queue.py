@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_held_moved_and_removed_entries(spool: Spool) -> None:
     assert read_log(Path.cwd()).order == ["c", "b"]
     listed = rankdeck("queue", "list", "--all", "--json", exit_code=0).json
     states = {row["number"]: row["state"] for row in listed}
+    rankdeck("queue", "wait", exit_code=0)  # the held one is not waited for
     assert states == {first: "held", second: "completed", third: "completed", removed: "removed"}
     rankdeck("queue", "release", str(first), exit_code=0)
     rankdeck("queue", "wait", exit_code=0)
@@ -75,6 +77,40 @@ def test_an_entry_keeps_the_environment_and_the_arguments_of_its_addition(
     assert out == "then None ['--json', '--lr', '1']\n"
     for file in spool.entries_folder.glob("1.*"):
         assert file.stat().st_mode & 0o077 == 0, f"others can read {file.name}"
+
+
+def _git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+def test_code_that_changed_since_the_addition_is_a_warning(spool: Spool, tmp_path: Path) -> None:
+    _git(Path.cwd(), "init")
+    _git(Path.cwd(), "add", "job.py")
+    _git(Path.cwd(), "commit", "-m", "one")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "own.py").write_text(
+        "from torch.nn import Flatten, Linear, Sequential\n"
+        "def model():\n    return Sequential(Flatten(), Linear(64, 10))\n",
+        "utf-8",
+    )
+    (elsewhere / "own.toml").write_text('[model]\nuse = "own.py:model"\n[train]\nsteps = 1\n', "utf-8")
+    _git(elsewhere, "init")
+    _git(elsewhere, "add", ".")
+    _git(elsewhere, "commit", "-m", "one")
+    rankdeck("queue", "pause", exit_code=0)
+    add_job("changed")
+    rankdeck("queue", "add", elsewhere / "own.toml", "--devices", "cpu:1", exit_code=0)
+    _git(Path.cwd(), "commit", "--allow-empty", "-m", "two")
+    rankdeck("queue", "resume", exit_code=0)
+    rankdeck("queue", "wait", exit_code=0)
+    problems = [
+        [problem["code"] for problem in RunDir(Path(entry.starts[0].run)).environment()["problems"]]
+        for entry in spool.entries()
+    ]
+    assert [entry.commit is None for entry in spool.entries()] == [False, False]
+    assert problems == [["code-changed"], []]
 
 
 def test_a_configuration_trains_from_the_queue(spool: Spool) -> None:
@@ -105,6 +141,7 @@ def test_an_entry_whose_start_fails_says_why(spool: Spool) -> None:
     assert "job.py does not exist." in entry_of(spool, number).starts[0].error
     assert "job.py does not exist." in rankdeck("queue", "show", str(number), exit_code=0).out
     wait_until(lambda: entry_of(spool, after).waits_for.startswith("cannot start: entry 1"), what="reason")
+    assert rankdeck("queue", "wait", str(after)).exit_code == 1
     wait_until(lambda: not files.is_locked(spool.dispatcher_lock), what="the dispatcher's end")
 
 
